@@ -1,0 +1,3 @@
+from bier.cli import main
+
+main()
