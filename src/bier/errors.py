@@ -5,11 +5,11 @@ class BierError(Exception):
     """Something the user can mend; the message says what was expected and what was found."""
 
 
-class ConfigError(BierError):
+class ConfigError(BierError, ValueError):
     """A setting is unknown, of the wrong type, out of range or in conflict with another."""
 
 
-class DataError(BierError):
+class DataError(BierError, ValueError):
     """A data set, a table, an image or a batch is missing, broken or not what was promised."""
 
 

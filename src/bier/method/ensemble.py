@@ -1,0 +1,81 @@
+"""The embedding layer, cut into learners."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bier.errors import ConfigError, DataError
+from bier.method import equations
+
+Start: TypeAlias = Literal["glorot", "orthogonal"]
+
+
+class EmbeddingEnsemble(nn.Module):
+    """The matrix W between the last hidden layer (h) and the embedding (d), whose rows belong to M learners.
+
+    Args:
+        in_features: h.
+        groups: the size of each learner, such as (96, 160, 256); see `bier.group_sizes`.
+        start: `glorot` (uniform) or `orthogonal`; `bier.initialise` solves for W instead.
+
+    There is no bias: f_m(x) = phi(x)^T W_m, and the diversity losses see just that.
+    """
+
+    def __init__(self, in_features: int, groups: Sequence[int], start: Start = "glorot") -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.groups = checked_groups(groups)
+        self.weight = nn.Parameter(torch.empty(sum(self.groups), in_features))  # (d, h)
+        self.restart(start)
+
+    def restart(self, start: Start) -> None:
+        """Draw W anew."""
+        if start not in get_args(Start):
+            raise ConfigError(f"The 'start' parameter must be one of {get_args(Start)}. Got {start!r} instead.")
+        draw = nn.init.xavier_uniform_ if start == "glorot" else nn.init.orthogonal_
+        draw(self.weight)
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.groups)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """phi (B, h) -> raw embedding z (B, d)."""
+        return nn.functional.linear(features, self.weight)
+
+    def split(self, z: Tensor) -> tuple[Tensor, ...]:
+        """z (B, d) -> M tensors (B, d_m)."""
+        if z.ndim != 2 or z.shape[1] != self.dimension:
+            raise DataError(f"Expected embeddings of shape (N, {self.dimension}). Got {tuple(z.shape)} instead.")
+        return z.split(self.groups, dim=1)
+
+    def vector(
+        self, z: Tensor, weighting: equations.Weighting = "alpha", learners: int | None = None
+    ) -> Tensor:
+        """Line 10: z (B, d) -> the test-time vector, whose dot product compares two images.
+
+        `learners=m` keeps the first m learners only, weighted as an ensemble of m by its own alphas.
+        """
+        if weighting not in get_args(equations.Weighting):
+            raise ConfigError(
+                f"The 'weighting' parameter must be one of {get_args(equations.Weighting)}. Got {weighting!r} instead."
+            )
+        count = len(self.groups) if learners is None else learners
+        if not 1 <= count <= len(self.groups):
+            raise ConfigError(
+                f"The 'learners' parameter must lie between 1 and {len(self.groups)}. Got {learners!r} instead."
+            )
+        return equations.ensemble_vector(self.split(z)[:count], weighting)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, groups={self.groups}"
+
+
+def checked_groups(groups: Sequence[int]) -> tuple[int, ...]:
+    """The sizes as a tuple, or an error that shows them."""
+    sizes = tuple(groups)
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise ConfigError(f"The 'groups' parameter must be a list of whole numbers above 0. Got {groups!r} instead.")
+    return sizes

@@ -1,0 +1,105 @@
+"""The three losses of the paper on similarities, with its parameters as defaults.
+
+A loss on pairs is any function of (similarity (P,), same (P,) bool) -> (P,). A loss on triplets has the attribute
+`over = "triplets"` and is a function of (positive similarity (P,), negative similarity (P,)) -> (P,). One that also
+has a method `weight` with the same arguments gives the boosting weights in closed form; for any other they come
+from automatic differentiation.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bier.errors import ConfigError
+from bier.method import equations
+
+Over: TypeAlias = Literal["pairs", "triplets"]
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # only dataclasses derive from this
+            value = getattr(self, field.name)
+            if not math.isfinite(value):
+                raise ConfigError(
+                    f"The '{field.name}' parameter of {type(self).__name__} must be a finite number. "
+                    f"Got {value!r} instead."
+                )
+
+
+@dataclass(frozen=True)
+class BinomialDeviance(_Checked):
+    """Line 2: smooth, so that boosting weights carry more than right or wrong. The paper's best."""
+
+    over: ClassVar[Over] = "pairs"
+    beta1: float = 2.0
+    beta2: float = 0.5
+    cost: float = 25.0
+
+    def __call__(self, similarity: Tensor, same: Tensor) -> Tensor:
+        return equations.binomial_deviance(similarity, same, self.beta1, self.beta2, self.cost)
+
+    def weight(self, similarity: Tensor, same: Tensor) -> Tensor:
+        return equations.binomial_deviance_weight(similarity, same, self.beta1, self.beta2, self.cost)
+
+
+@dataclass(frozen=True)
+class Contrastive(_Checked):
+    """Line 3."""
+
+    over: ClassVar[Over] = "pairs"
+    margin: float = 0.5
+
+    def __call__(self, similarity: Tensor, same: Tensor) -> Tensor:
+        return equations.contrastive(similarity, same, self.margin)
+
+    def weight(self, similarity: Tensor, same: Tensor) -> Tensor:
+        return equations.contrastive_weight(similarity, same, self.margin)
+
+
+@dataclass(frozen=True)
+class Triplet(_Checked):
+    """Line 4."""
+
+    over: ClassVar[Over] = "triplets"
+    margin: float = 0.01
+
+    def __call__(self, positive: Tensor, negative: Tensor) -> Tensor:
+        return equations.triplet(positive, negative, self.margin)
+
+    def weight(self, positive: Tensor, negative: Tensor) -> Tensor:
+        return equations.triplet_weight(positive, negative, self.margin)
+
+
+def pair_weight(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
+    """|d loss / d similarity|: in closed form where the loss has one, else by automatic differentiation."""
+    if hasattr(loss, "weight"):
+        closed_form: Tensor = loss.weight(similarity, same)
+        return closed_form
+    return differentiated(lambda s: loss(s, same), similarity)[0]
+
+
+def triplet_weight(loss: Any, positive: Tensor, negative: Tensor) -> Tensor:
+    """The mean of |d loss / d s+| and |d loss / d s-|, which are equal for a loss of their difference."""
+    if hasattr(loss, "weight"):
+        closed_form: Tensor = loss.weight(positive, negative)
+        return closed_form
+    by_positive, by_negative = differentiated(loss, positive, negative)
+    return (by_positive + by_negative) / 2
+
+
+def differentiated(loss: Any, *scores: Tensor) -> list[Tensor]:
+    """|derivative| of an elementwise loss with respect to each of its scores, without touching the graph."""
+    with torch.enable_grad():
+        leaves = [score.detach().requires_grad_() for score in scores]
+        values = loss(*leaves)
+        if not values.requires_grad:
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient.abs()
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
