@@ -1,0 +1,198 @@
+"""Balanced batches: P classes with K images each, in an order that can be saved and taken up again."""
+
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bier.errors import ConfigError, DataError
+
+Indices = NDArray[np.int64]
+
+
+class BalancedBatches:
+    """An endless iterator of batches, each a list of (index, seed): the image and the seed of its augmentation.
+
+    - A batch holds `classes` different classes with `images` images each, class after class.
+    - An epoch visits every class once, in a shuffled order. Where the number of classes is no multiple of
+      `classes`, the last batch of an epoch is not short: it is filled with the first classes of the next
+      epoch, which is shuffled so that they are others than those already in the batch.
+    - Fewer classes than `classes`: every batch holds all of them and is that much smaller (`batch_size`).
+    - The images of a class are dealt from a shuffled pack that is shuffled again when it is empty, so that
+      over time all are seen equally often, never one twice in a batch. A class with fewer than `images` images
+      repeats them, each as often as the others or once more; repetitions have seeds, and so augmentations,
+      of their own.
+    - Rank `rank` of `world` gets its share of the one global batch: `batch_size / world` entries in a row. The
+      shares of all ranks one after the other are exactly the batch of `world=1`. A batch that cannot be shared
+      out equally is a ConfigError.
+
+    `indices` (N,) are the image numbers that `labels` (N,) belong to; by default 0 to N - 1.
+
+    The batches depend on the labels, `classes`, `images` and `seed` alone. `state_dict()` is a handful of
+    integers, fit for JSON; after `load_state_dict` the next batch is the one that would have come next. Rank and
+    world may differ from those of the run that saved it. A loader that reads ahead pulls batches before they
+    are used: `state_dict(batches=n)` gives the state after the first n batches, wherever the iterator is by now.
+    """
+
+    def __init__(
+        self,
+        labels: ArrayLike,
+        classes: int,
+        images: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        indices: ArrayLike | None = None,
+    ) -> None:
+        _check_at_least_two("classes", classes)
+        _check_at_least_two("images", images)
+        if seed < 0:
+            raise ConfigError(f"The 'seed' of BalancedBatches must be 0 or greater. Got {seed} instead.")
+        self._members = _members(labels, indices)
+        self.seed, self.classes, self.images = int(seed), int(classes), int(images)
+        self.batch_size = min(self.classes, len(self._members)) * self.images
+        self._share = _share(self.batch_size, rank, world)
+        self._fingerprint = zlib.crc32(b"".join(member.tobytes() + b"/" for member in self._members))
+        self._start(0)
+
+    def __iter__(self) -> "BalancedBatches":
+        return self
+
+    def __next__(self) -> list[tuple[int, int]]:
+        chosen = self._order.deal(self._batches)
+        drawn = np.concatenate([self._draw(position) for position in chosen.tolist()])
+        seeds = np.random.default_rng([self.seed, 2, self._batches]).integers(0, 2**63, len(drawn))
+        self._batches += 1
+        return list(zip(drawn[self._share].tolist(), seeds[self._share].tolist(), strict=True))
+
+    @property
+    def batches(self) -> int:
+        """How many batches have been given out since the very beginning."""
+        return self._batches
+
+    @property
+    def epoch(self) -> float:
+        """How often, so far, every class has been visited."""
+        return self._batches * (self.batch_size // self.images) / len(self._members)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, int]:
+        """What `load_state_dict` needs to go on after the batches given out so far, or after the first `batches`."""
+        return {
+            "batches": self._batches if batches is None else int(batches),
+            "seed": self.seed,
+            "classes": self.classes,
+            "images": self.images,
+            "labels": self._fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where the state was taken. A state of other labels or settings is a ConfigError."""
+        mine = self.state_dict()
+        for name, value in mine.items():
+            if name not in state or (name != "batches" and int(state[name]) != value):
+                raise ConfigError(
+                    f"The sampler's state does not fit: its {name!r} must be {value}. Got {state.get(name)} instead."
+                )
+        if state["batches"] < 0:
+            raise ConfigError(f"The sampler's 'batches' must be 0 or greater. Got {state['batches']} instead.")
+        self._start(int(state["batches"]))
+
+    def _start(self, batches: int) -> None:
+        self._batches = batches
+        everyone = np.arange(len(self._members), dtype=np.int64)
+        self._order = _Pack(everyone, min(self.classes, len(everyone)), [self.seed, 0])
+        self._packs: dict[int, _Pack] = {}
+
+    def _draw(self, position: int) -> Indices:
+        """The images of a class on its next visit; a class is visited once an epoch, so the epoch counts its visits."""
+        members = self._members[position]
+        rounds, rest = divmod(self.images, len(members))
+        if position not in self._packs:
+            self._packs[position] = _Pack(members, rest, [self.seed, 1, position])
+        visit = self._order.round_of(position)
+        return np.concatenate([*[members] * rounds, self._packs[position].deal(visit)])
+
+
+class _Pack:
+    """Cards dealt `hand` at a time from one shuffled pack after another; no hand holds a card twice.
+
+    A hand that goes over the end of a pack takes its last cards and the first of the next that are not among
+    them: those that are move back behind the hand. Hands are numbered; to reach one the packs before it are
+    shuffled through, which is cheap, and so a number is all the state there is.
+    """
+
+    def __init__(self, cards: Indices, hand: int, seed: list[int]) -> None:
+        self._cards, self._hand = cards, hand
+        self._generator = np.random.default_rng(seed)
+        self._pack = -1  # number of the current pack
+        self._order = cards[:0]
+        self._round: dict[int, int] = {}
+
+    def deal(self, number: int) -> Indices:
+        """Hand `number`; numbers must not fall."""
+        if self._hand == 0:
+            return self._cards[:0]
+        first, end = number * self._hand, (number + 1) * self._hand
+        parts: list[Indices] = []
+        self._round = {}
+        for pack in range(first // len(self._cards), (end - 1) // len(self._cards) + 1):
+            self._shuffle_to(pack)
+            begin = pack * len(self._cards)
+            part = self._order[max(first - begin, 0) : end - begin]
+            self._round |= dict.fromkeys(part.tolist(), pack)
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def round_of(self, card: int) -> int:
+        """The number of the pack from which the last hand took this card."""
+        return self._round[card]
+
+    def _shuffle_to(self, pack: int) -> None:
+        while self._pack < pack:
+            self._pack += 1
+            dealt = self._pack * len(self._cards) % self._hand  # cards the open hand took from the pack before
+            held = self._order[len(self._order) - dealt :]
+            order = self._generator.permutation(self._cards)
+            clash = np.isin(order, held)
+            front = order[~clash][: self._hand - dealt] if dealt else order[:0]
+            behind = order[~np.isin(order, front)]
+            self._order = np.concatenate([front, behind])
+
+
+def _check_at_least_two(name: str, value: int) -> None:
+    if value < 2:
+        raise ConfigError(
+            f"The '{name}' parameter of BalancedBatches must be at least 2, or there are no pairs to compare. "
+            f"Got {value} instead."
+        )
+
+
+def _members(labels: ArrayLike, indices: ArrayLike | None) -> list[Indices]:
+    """For every class in the order of its label, the numbers of its images."""
+    classes = np.asarray(labels, np.int64)
+    numbers = np.arange(classes.size, dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
+    if classes.ndim != 1 or classes.shape != numbers.shape:
+        raise DataError(
+            "The 'labels' of BalancedBatches must be one number an image, as many as 'indices'. "
+            f"Got shapes {classes.shape} and {numbers.shape} instead."
+        )
+    order = np.argsort(classes, kind="stable")
+    names, starts = np.unique(classes[order], return_index=True)
+    if len(names) < 2:
+        raise DataError(f"Balanced batches need images of at least 2 classes. Got {len(names)} instead.")
+    return np.split(numbers[order], starts[1:])
+
+
+def _share(batch_size: int, rank: int, world: int) -> slice:
+    if not 0 <= rank < world:
+        raise ConfigError(
+            f"The 'rank' of BalancedBatches must be from 0 to world - 1 = {world - 1}. Got {rank} instead."
+        )
+    if batch_size % world:
+        raise ConfigError(
+            f"A batch of {batch_size} images cannot be shared equally by {world} processes; change the number of "
+            "classes or images in a batch, or the number of processes."
+        )
+    length = batch_size // world
+    return slice(rank * length, (rank + 1) * length)

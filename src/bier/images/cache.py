@@ -1,0 +1,149 @@
+"""A memory-mapped cache of prepared images that survives interruption, change and company."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from bier.errors import DataError
+from bier.images.decode import printable
+
+# Part of the key: raise it whenever `read_prepared` gives other pixels for the same file.
+_VERSION = 1
+
+
+class PixelCache:
+    """Rows of uint8 (size, size, 3), one an image, in `folder/KEY/pixels`.
+
+    KEY is a digest of the size and of every path and box, in order. Beside the pixels lies `stamps`, the
+    length and modification time (int64, int64) of the file that each row was made from; (0, 0) means that
+    the row holds nothing.
+
+    - A row is served only while its stamp is the file's own. Before a row is written its stamp is cleared,
+      and it is set only when the pixels are on the disk: a build that is killed loses the chunks that were
+      in the making, and the next goes on from there.
+    - Builders hold a lock, so of several processes one builds and the others wait and find the work done.
+    - Readers look at the stamp before and after they copy a row, so a row that another process rewrites
+      at that moment is never served; the caller then reads the file.
+    - Reading is through a memory map: the cache may be larger than memory.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        paths: Sequence[str | os.PathLike[str]],
+        boxes: NDArray[np.float32] | None,
+        size: int,
+    ) -> None:
+        self.count = len(paths)
+        self.size = size
+        self.folder = folder / _key(paths, boxes, size)
+        self._wanted = np.array([_stamp(path) for path in paths], np.int64).reshape(self.count, 2)
+        self._maps: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.size * self.size * 3
+
+    def row(self, index: int) -> NDArray[np.uint8] | None:
+        """A copy of row `index`, or None where the cache does not hold the file as it was on opening."""
+        pixels, stamps = self._mapped()
+        wanted = self._wanted[index]
+        if not wanted.any() or not np.array_equal(stamps[index], wanted):
+            return None
+        row = np.array(pixels[index])
+        return row if np.array_equal(stamps[index], wanted) else None
+
+    @contextmanager
+    def building(self) -> Iterator[list[int]]:
+        """Hold the lock; gives the rows that are missing or out of date, for `store`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.folder / "lock"):
+                self._lay_out()
+                _, stamps = self._mapped()
+                current = (stamps == self._wanted).all(axis=1) & self._wanted.any(axis=1)
+                stale: list[int] = np.flatnonzero(~current).tolist()
+                self._check_space(len(stale))
+                yield stale
+        except OSError as error:
+            raise DataError(
+                f"Cannot write the image cache in {printable(self.folder)}: {error.strerror or error}."
+            ) from error
+
+    def store(self, rows: Mapping[int, NDArray[np.uint8]]) -> None:
+        """Write rows; only inside `building`. Each step reaches the disk before the next begins."""
+        self._write("stamps", {i: np.zeros(2, np.int64) for i in rows if self._mapped()[1][i].any()})
+        self._write("pixels", rows)
+        self._write("stamps", {i: self._wanted[i] for i in rows})
+
+    def _write(self, name: str, rows: Mapping[int, NDArray[Any]]) -> None:
+        # Through the file and not through the map: a full disk is then an error and not a signal that kills.
+        if not rows:
+            return
+        with (self.folder / name).open("r+b") as file:
+            for index, row in rows.items():
+                file.seek(index * row.nbytes)
+                file.write(np.ascontiguousarray(row).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _lay_out(self) -> None:
+        """Files of the right length. Pixels of another length are no pixels of ours: their stamps go first."""
+        pixels, stamps = self.folder / "pixels", self.folder / "stamps"
+        lengths = {stamps: self.count * 16, pixels: self.count * self._row_bytes}
+        if all(path.is_file() and path.stat().st_size == length for path, length in lengths.items()):
+            return
+        for path, length in lengths.items():
+            path.unlink(missing_ok=True)
+            with path.open("wb") as file:
+                file.truncate(length)
+        about = {"version": _VERSION, "images": self.count, "size": self.size}
+        (self.folder / "about.json").write_text(json.dumps(about) + "\n")
+
+    def _check_space(self, rows: int) -> None:
+        free = shutil.disk_usage(self.folder).free
+        # Blocks that a former build has filled already are not needed again.
+        filled = getattr((self.folder / "pixels").stat(), "st_blocks", 0) * 512
+        needed = min(rows * self._row_bytes, self.count * self._row_bytes - filled)
+        if needed > free:
+            raise DataError(
+                f"The image cache in {printable(self.folder)} needs {needed / 1e9:.1f} GB more and its disk has "
+                f"{free / 1e9:.1f} GB left; name a folder on a larger disk."
+            )
+
+    def _mapped(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        if self._maps is None:
+            shape = (self.count, self.size, self.size, 3)
+            pixels = np.memmap(self.folder / "pixels", np.uint8, "r", shape=shape)
+            stamps = np.memmap(self.folder / "stamps", np.int64, "r", shape=(self.count, 2))
+            self._maps = np.asarray(pixels), np.asarray(stamps)
+        return self._maps
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_maps": None}  # a pickled map would carry all the pixels
+
+
+def _stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path for each of a million names would cost more than the call
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def _key(paths: Sequence[str | os.PathLike[str]], boxes: NDArray[np.float32] | None, size: int) -> str:
+    digest = hashlib.sha256(f"{_VERSION} {size} {len(paths)} {boxes is not None}\n".encode())
+    for path in paths:
+        digest.update(os.fsencode(os.path.abspath(path)) + b"\0")  # noqa: PTH100 - as above
+    if boxes is not None:
+        digest.update(np.ascontiguousarray(boxes).tobytes())
+    return digest.hexdigest()[:20]

@@ -1,0 +1,249 @@
+"""Prepared images by number, and batches of them as tensors."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from bier.errors import ConfigError, DataError
+from bier.images.augment import augment as augmented
+from bier.images.augment import check_augmentation
+from bier.images.cache import PixelCache
+from bier.images.decode import Box, Source, printable
+from bier.images.prepare import read_prepared
+from bier.images.workers import check_workers, default_workers, run_in_order
+
+Progress = Callable[[int, int], None]
+Plan = Iterable[Sequence[tuple[int, int]]]
+
+_FEW = 64  # up to so many images, starting worker processes takes longer than they save
+_CHUNK = 32  # images a worker reads for one answer while files are checked or the cache is built
+
+
+class Broken(NamedTuple):
+    """An image that cannot be read: its number, its file and why."""
+
+    number: int
+    path: str
+    reason: str
+
+
+class PreparedImages:
+    """Images as uint8 squares (size, size, 3), by number.
+
+    `images` is a sequence of paths, PIL images and arrays, or one uint8 array (N, H, W, 3). `boxes` (N, 4) holds
+    x1, y1, x2, y2 for each image in pixels of the upright original; a row of NaN stands for the whole picture.
+
+    `cache` names a folder for a memory-mapped cache of the prepared pixels. It is filled here, before
+    the constructor returns, and serves every later run on the same files; only files that have changed are read
+    again. Images that are in memory already need none and ignore it.
+
+    Numbers always count the images as given. With `skip_broken` every file is read once (the cache remembers which
+    were good); `.broken` then lists those that cannot be read and `.kept` the numbers of the others. Without it
+    `.kept` is every number, and reading a broken image is a DataError.
+    `progress(done, total)` follows that pass.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Source] | NDArray[np.uint8],
+        size: int,
+        boxes: ArrayLike | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        skip_broken: bool = False,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"The 'size' of prepared images must be a positive number of pixels. Got {size} instead.")
+        self.images = _checked(images)
+        self.size = size
+        self.boxes = _checked_boxes(boxes, len(self.images))
+        self.workers = check_workers(workers)
+        self.broken: list[Broken] = []
+        paths = [image for image in self.images if isinstance(image, str | os.PathLike)] if self.on_disk else []
+        self._cache: PixelCache | None = None
+        if cache is not None and paths:
+            if len(paths) < len(self.images):
+                raise ConfigError("The 'cache' of prepared images needs every image to be a file; some are in memory.")
+            self._cache = PixelCache(Path(cache), paths, self.boxes, size)
+            self._fill_cache(self._cache, skip_broken, progress)
+        elif skip_broken and not isinstance(self.images, np.ndarray):
+            self._check_all(progress)
+        unreadable = [broken.number for broken in self.broken]
+        self.kept: NDArray[np.int64] = np.delete(np.arange(len(self.images), dtype=np.int64), unreadable)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> NDArray[np.uint8]:
+        """Image `index` as uint8 (size, size, 3); a DataError where its file is broken."""
+        if self._cache is not None and (row := self._cache.row(index)) is not None:
+            return row
+        return self._read(index)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether any image is a file."""
+        if isinstance(self.images, np.ndarray):
+            return False
+        return any(isinstance(image, str | os.PathLike) for image in self.images)
+
+    @property
+    def best_workers(self) -> int:
+        """What `workers=None` means: processes where there are files to decode, none where pixels are at hand."""
+        if self.workers is not None:
+            return self.workers
+        at_hand = self._cache is not None or not self.on_disk or len(self) <= _FEW
+        return 0 if at_hand else default_workers()
+
+    def _read(self, index: int) -> NDArray[np.uint8]:
+        image = self.images[index]
+        box = self._box(index)
+        if box is None and isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):
+            return image
+        return read_prepared(image, self.size, box)
+
+    def _box(self, index: int) -> Box | None:
+        if self.boxes is None or np.isnan(self.boxes[index]).all():
+            return None
+        x1, y1, x2, y2 = (float(value) for value in self.boxes[index])
+        return x1, y1, x2, y2
+
+    def _attempts(self, indices: Sequence[int]) -> list[NDArray[np.uint8] | str]:
+        """The pixels of each image, or why it cannot be read."""
+        answers: list[NDArray[np.uint8] | str] = []
+        for index in indices:
+            try:
+                answers.append(self._read(index))
+            except DataError as error:
+                answers.append(str(error))
+        return answers
+
+    def _can_read(self, indices: Sequence[int]) -> list[str | None]:
+        return [answer if isinstance(answer, str) else None for answer in self._attempts(indices)]
+
+    def _note(self, index: int, reason: str) -> None:
+        image = self.images[index]
+        path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+        self.broken.append(Broken(index, path, reason))
+
+    def _pass_workers(self, images: int) -> int:
+        if self.workers is not None:
+            return self.workers
+        return 0 if images <= _FEW else default_workers()
+
+    def _check_all(self, progress: Progress | None) -> None:
+        chunks = _chunks(range(len(self)))
+        done = 0
+        for reasons in run_in_order(self._can_read, chunks, self._pass_workers(len(self))):
+            for index, reason in enumerate(reasons, start=done):
+                if reason is not None:
+                    self._note(index, reason)
+            done += len(reasons)
+            if progress is not None:
+                progress(done, len(self))
+
+    def _fill_cache(self, cache: PixelCache, skip_broken: bool, progress: Progress | None) -> None:
+        with cache.building() as stale:
+            chunks = _chunks(stale)
+            done = 0
+            self._cache = None  # what travels to the workers
+            answers = run_in_order(self._attempts, chunks, self._pass_workers(len(stale)))
+            for chunk, attempts in zip(chunks, answers, strict=True):
+                good = {i: a for i, a in zip(chunk, attempts, strict=True) if not isinstance(a, str)}
+                cache.store(good)
+                for index, attempt in zip(chunk, attempts, strict=True):
+                    if isinstance(attempt, str):
+                        if not skip_broken:
+                            raise DataError(attempt)
+                        self._note(index, attempt)
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, len(stale))
+            self._cache = cache
+
+
+class Batches:
+    """Batches of pixels: pairs of a uint8 tensor (B, 3, crop, crop) and an int64 tensor (B,) of image numbers.
+
+    `plan` gives the (index, seed) of every image, batch by batch, and may be endless. An image depends on
+    its index and seed alone, so the batches are the same for every number of `workers`. The pixels lie channels-last
+    in memory (a permuted view of (B, crop, crop, 3)).
+
+    `workers` None: processes where there are files to decode, none where the pixels are in memory or in a cache.
+    Workers read ahead, so a plan with a state of its own runs ahead of the batches that have come out.
+    """
+
+    def __init__(
+        self,
+        source: PreparedImages,
+        plan: Plan,
+        crop: int,
+        augment: str = "none",
+        workers: int | None = None,
+    ) -> None:
+        if crop < 1:
+            raise ConfigError(
+                f"The 'crop' parameter of Batches must be a positive number of pixels. Got {crop} instead."
+            )
+        self.source = source
+        self.plan = plan
+        self.crop = crop
+        self.augment = check_augmentation(augment)
+        chosen = check_workers(workers)
+        self.workers = source.best_workers if chosen is None else chosen
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for pixels, indices in run_in_order(self._batch, self.plan, self.workers):
+            yield torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(indices)
+
+    def _batch(self, batch: Sequence[tuple[int, int]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        pixels = np.empty((len(batch), self.crop, self.crop, 3), np.uint8)
+        for row, (index, seed) in zip(pixels, batch, strict=True):
+            row[:] = augmented(self.source[index], self.crop, self.augment, seed)
+        return pixels, np.array([index for index, _ in batch], np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"plan": ()}  # workers are told what to do and need no plan
+
+
+def in_order(images: int | ArrayLike, batch_size: int) -> list[list[tuple[int, int]]]:
+    """A plan of all images in order, seed 0, the last batch as short as it must be.
+
+    `images` is how many there are, or the numbers themselves (such as `PreparedImages.kept`).
+    """
+    if batch_size < 1:
+        raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
+    indices = range(images) if isinstance(images, int) else np.asarray(images, np.int64).tolist()
+    return [[(i, 0) for i in indices[start : start + batch_size]] for start in range(0, len(indices), batch_size)]
+
+
+def _chunks(indices: Sequence[int]) -> list[list[int]]:
+    return [list(indices[start : start + _CHUNK]) for start in range(0, len(indices), _CHUNK)]
+
+
+def _checked(images: Sequence[Source] | NDArray[np.uint8]) -> Sequence[Source] | NDArray[np.uint8]:
+    if isinstance(images, np.ndarray):
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3:
+            raise DataError(
+                "Images given as one array must be uint8 of shape (N, H, W, 3). "
+                f"Got {images.dtype} of shape {images.shape} instead."
+            )
+        return images
+    if isinstance(images, str | bytes | os.PathLike):
+        raise DataError(f"Images must be given as a sequence of paths, PIL images or arrays. Got {images!r} instead.")
+    return images
+
+
+def _checked_boxes(boxes: ArrayLike | None, count: int) -> NDArray[np.float32] | None:
+    if boxes is None:
+        return None
+    rows = np.asarray(boxes, np.float32)
+    if rows.shape != (count, 4):
+        raise DataError(f"Boxes must have the shape ({count}, 4), a row for each image. Got {rows.shape} instead.")
+    return rows
