@@ -22,6 +22,7 @@ from bier.data.records import Dataset, Part
 from bier.errors import DataError
 
 Ints = NDArray[np.int64]
+Shorts = NDArray[np.int16]
 Bytes = NDArray[np.uint8]
 
 FONTS = (
@@ -154,28 +155,28 @@ def _colours(how: Drawing, draws: Draws, n: int) -> tuple[Ints, Ints]:
     darker = np.where(paper < gap, False, np.where(paper + gap > 255, True, draws.between(0, 1, n) == 1))
     ink = np.where(darker, paper - gap, paper + gap)
     tints = draws.between(-how.tint, how.tint, n * 6).reshape(2, n, 3)
-    return (paper[:, None] + tints[0]).astype(np.int32), (ink[:, None] + tints[1]).astype(np.int32)
+    return paper[:, None] + tints[0], ink[:, None] + tints[1]
 
 
 def _texture(how: Drawing, draws: Draws, n: int) -> Ints:
     """Smooth unevenness (n, size, size): random values on a grid of 12 pixels, interpolated in between."""
     cell, knots = 12, how.size // 12 + 1
-    height = draws.between(*how.texture, n).astype(np.int32)
-    grid = (draws.bytes((n, knots, knots)).astype(np.int32) - 128) * height[:, None, None] // 128
-    part = np.arange(how.size, dtype=np.int32) % cell
-    at = np.arange(how.size) // cell
+    height = draws.between(*how.texture, n)
+    grid = (draws.bytes((n, knots, knots)).astype(np.int64) - 128) * height[:, None, None] >> 7
+    at, part = np.divmod(np.arange(how.size), cell)
     rows = grid[:, at] * (cell - part)[:, None] + grid[:, at + 1] * part[:, None]
-    return (rows[:, :, at] * (cell - part) + rows[:, :, at + 1] * part) // cell**2
+    smooth: Ints = (rows[:, :, at] * (cell - part) + rows[:, :, at + 1] * part) // cell**2
+    return smooth
 
 
-def _inked(paper: Ints, ink: Bytes, colour: Ints) -> NDArray[np.int16]:
+def _inked(paper: Ints, ink: Bytes, colour: Ints) -> Shorts:
     """Paper (n, s, s, 3) with colour (n, 3) laid on where there is ink (n, s, s)."""
-    share = ink.astype(np.int32)
+    below, above, share = (array.astype(np.int32) for array in (paper, colour, ink))
     share += share >> 7  # 0 to 256, so that full ink covers fully
-    return (paper + ((colour[:, None, None, :] - paper) * share[..., None] >> 8)).astype(np.int16)
+    return (below + ((above[:, None, None, :] - below) * share[..., None] >> 8)).astype(np.int16)
 
 
-def _erased(pictures: Ints, how: Drawing, draws: Draws) -> Ints:
+def _erased(pictures: Shorts, how: Drawing, draws: Draws) -> Shorts:
     """Up to so many patches of one colour over every picture."""
     n, most = len(pictures), how.erased[1]
     wanted = draws.between(*how.erased, n)
@@ -188,7 +189,7 @@ def _erased(pictures: Ints, how: Drawing, draws: Draws) -> Ints:
     return pictures
 
 
-def _blurred(pictures: Ints, passes: Ints) -> Ints:
+def _blurred(pictures: Shorts, passes: Ints) -> Shorts:
     """The 3x3 binomial filter, as many times as `passes` says for each picture; edges repeat."""
     while passes.any():
         some = passes > 0
@@ -250,10 +251,11 @@ def _part(alphabets: Mapping[str, str], seed: int, how: Drawing) -> Part:
 
 def read(seed: int = 0, validation: float = 0.0, how: Drawing = DRAWING) -> Dataset:
     """The glyphs; with `validation`, whole training alphabets are held out until they make up that share of classes."""
-    training, held = dict(TRAINING), {}
+    training: dict[str, str] = dict(TRAINING)
+    held: dict[str, str] = {}
     wanted = validation * sum(len(characters) for characters in TRAINING.values())
     for name in VALIDATION_ORDER:
-        if sum(map(len, held.values())) < wanted:
+        if sum(len(characters) for characters in held.values()) < wanted:
             held[name] = training.pop(name)
     alphabets = {"train": training, "validation": held, "test": TEST}
     parts = {name: _part(some, seed, how) for name, some in alphabets.items() if some}

@@ -1,0 +1,81 @@
+"""Every data set by the name that users give it."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from bier.data import features, folder, glyphs, table
+from bier.data.cars import CARS, CARS_CROPPED
+from bier.data.cifar10 import CIFAR10
+from bier.data.cub import CUB, CUB_CROPPED
+from bier.data.inshop import INSHOP
+from bier.data.layout import Benchmark, Counts
+from bier.data.records import Dataset
+from bier.data.sop import SOP
+from bier.data.splits import SplitPlan, held_out
+from bier.data.vehicleid import VEHICLEID
+from bier.errors import DataError
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "cub": CUB,
+    "cub-cropped": CUB_CROPPED,
+    "cars": CARS,
+    "cars-cropped": CARS_CROPPED,
+    "sop": SOP,
+    "inshop": INSHOP,
+    "vehicleid": VEHICLEID,
+    "cifar10": CIFAR10,
+}
+OWN: Mapping[str, Callable[[Path, SplitPlan], Dataset]] = {
+    "folder": folder.read,
+    "table": table.read,
+    "features": features.read,
+}
+NAMES: tuple[str, ...] = ("glyphs", *OWN, *BENCHMARKS)
+
+
+def load(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    seed: int = 0,
+    validation: float = 0.0,
+    split: Literal["classes", "inside"] = "classes",
+    test_share: float = 0.5,
+    size: str = "small",
+) -> Dataset:
+    """The data set of this name, read from `root` (which `glyphs` does not need) and divided into parts.
+
+    root: the data set's own folder or the folder that contains it; a file for `table` and `features`.
+    seed: fixes every split, and the pixels of `glyphs`.
+    validation: the share of the training classes (of each class's images if split is "inside") to hold out as the part
+        "validation"; `glyphs` holds out whole alphabets; `cifar10` always has its own.
+    split, test_share: how `folder`, `table` and `features` are divided where they do not say it themselves.
+    size: the test set of `vehicleid`: small, medium or large.
+    """
+    plan = SplitPlan(split, seed, test_share, validation)
+    if name not in NAMES:
+        near = difflib.get_close_matches(str(name), NAMES, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise DataError(f"The data set must be one of {', '.join(NAMES)}. Got '{name}' instead{hint}")
+    if name == "glyphs":
+        return glyphs.read(seed, validation)
+    if root is None:
+        raise DataError(
+            f"The data set '{name}' needs a root, the path of its folder or file. Only 'glyphs' needs none."
+        )
+    place = Path(root).expanduser()
+    if name in OWN:
+        return OWN[name](place, plan)
+    return held_out(BENCHMARKS[name].read(place, size), plan)
+
+
+def expected(name: str, size: str = "small") -> Counts:
+    """Images and classes of every part as the protocol states them; empty where there is no official protocol."""
+    return BENCHMARKS[name].counts(size) if name in BENCHMARKS else {}
+
+
+def note(name: str) -> str:
+    """What is known about differences between the official counts and the files in circulation, or nothing."""
+    return BENCHMARKS[name].note if name in BENCHMARKS else ""
