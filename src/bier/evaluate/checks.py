@@ -7,6 +7,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import DataError
+from bier.method.equations import unit_rows
 
 Vectors = NDArray[np.floating] | torch.Tensor
 Labels = ArrayLike | torch.Tensor
@@ -95,4 +96,4 @@ def check_groups(groups: Sequence[int], dimension: int) -> tuple[int, ...]:
 
 def unit_parts(z: torch.Tensor, groups: Sequence[int]) -> list[torch.Tensor]:
     """Cut the raw embedding (N, d) into its learners and scale each row to length 1; zero rows stay zero."""
-    return [torch.nn.functional.normalize(part, dim=1) for part in z.split(list(groups), dim=1)]
+    return [unit_rows(part) for part in z.split(list(groups), dim=1)]

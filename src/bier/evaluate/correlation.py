@@ -1,0 +1,89 @@
+"""How much the dimensions of an embedding, and the learners of an ensemble, say the same thing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bier.errors import DataError
+from bier.evaluate.checks import Vectors, as_matrix, check_groups, unit_parts
+
+ROWS = 4096  # rows held in float64 at once
+
+
+def feature_correlation(z: Vectors) -> float:
+    """Return the mean absolute Pearson correlation between distinct dimensions of the raw embedding (N, d).
+
+    A dimension that never changes correlates with nothing: it counts as 0. So does the mean over no pair (d = 1).
+    """
+    matrix = feature_correlation_matrix(z)
+    size = len(matrix)
+    return float((np.abs(matrix).sum() - np.abs(np.diag(matrix)).sum()) / max(size * (size - 1), 1))
+
+
+def feature_correlation_matrix(z: Vectors) -> NDArray[np.float64]:
+    """Return the Pearson correlations (d, d) between dimensions; rows of constant dimensions are 0 off the diagonal."""
+    matrix = _at_least_two(as_matrix(z, "z"))
+    mean = matrix.mean(0, dtype=torch.float64)
+    moments = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+    for rows in matrix.split(ROWS):
+        centred = rows.double() - mean
+        moments += centred.T @ centred
+    # float32 cannot hold a change of less than 6e-8 of the value; what is far below is the mean's own rounding
+    constant = (moments.diagonal() / len(matrix)).sqrt() <= 1e-10 * matrix.abs().amax(0)
+    return _to_correlation(moments, constant)
+
+
+def classifier_correlation(z: Vectors, groups: Sequence[int]) -> float | None:
+    """Return the mean Pearson correlation between the learners' cosine scores over all pairs of distinct images.
+
+    None for a single learner, which has nothing to correlate with.
+    """
+    matrix = learner_correlation_matrix(z, groups)
+    if len(matrix) == 1:
+        return None
+    return float(matrix[np.triu_indices(len(matrix), 1)].mean())
+
+
+def learner_correlation_matrix(z: Vectors, groups: Sequence[int]) -> NDArray[np.float64]:
+    """Return the Pearson correlations (M, M) between the learners' scores over all pairs of distinct images.
+
+    No pair is visited. With U_a (N, d_a) the unit vectors of learner a, the sums over all ordered pairs are
+    sum_ij s_a(i, j) = |sum_i u_i|^2 and sum_ij s_a(i, j) s_b(i, j) = |U_a^T U_b|^2 (Frobenius); pairs of an image with
+    itself are then taken off. A learner whose score is the same for every pair correlates with nothing: it counts as 0.
+    """
+    matrix = _at_least_two(as_matrix(z, "z"))
+    sizes = check_groups(groups, matrix.shape[1])
+    total = torch.zeros(matrix.shape[1], dtype=torch.float64)
+    products = torch.zeros(matrix.shape[1], matrix.shape[1], dtype=torch.float64)
+    own = torch.zeros(len(sizes), dtype=torch.float64)
+    own_products = torch.zeros(len(sizes), len(sizes), dtype=torch.float64)
+    for rows in matrix.split(ROWS):
+        parts = [part.double() for part in unit_parts(rows, sizes)]
+        unit = torch.cat(parts, dim=1)
+        squares = torch.stack([part.square().sum(1) for part in parts], dim=1)  # (n, M): 1, or 0 for zero vectors
+        total += unit.sum(0)
+        products += unit.T @ unit
+        own += squares.sum(0)
+        own_products += squares.T @ squares
+    pairs = len(matrix) * (len(matrix) - 1)
+    mean = (torch.stack([part.square().sum() for part in total.split(list(sizes))]) - own) / pairs
+    blocks = [band.square().sum(0).split(list(sizes)) for band in products.split(list(sizes))]
+    squares = torch.stack([torch.stack([block.sum() for block in row]) for row in blocks])
+    second = (squares - own_products) / pairs
+    covariance = second - torch.outer(mean, mean)
+    # unit vectors that are all alike still differ by float32's rounding, which moves their scores by about 1e-7
+    return _to_correlation(covariance, covariance.diagonal() <= 1e-13)
+
+
+def _to_correlation(covariance: torch.Tensor, constant: torch.Tensor) -> NDArray[np.float64]:
+    scale = torch.where(constant, torch.inf, covariance.diagonal().clamp_min(0).sqrt())
+    correlation = (covariance / scale[:, None] / scale[None, :]).clamp(-1, 1)
+    return correlation.fill_diagonal_(1.0).numpy()
+
+
+def _at_least_two(matrix: torch.Tensor) -> torch.Tensor:
+    if len(matrix) < 2:
+        raise DataError(f"The 'z' parameter must hold at least 2 vectors to correlate. Got {len(matrix)} instead.")
+    return matrix

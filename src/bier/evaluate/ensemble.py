@@ -1,0 +1,230 @@
+"""Everything there is to measure about an ensemble, in one pass over its embeddings."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bier.errors import ConfigError
+from bier.evaluate.checks import Labels, Vectors, as_matrix, check_groups, check_ks, encode_labels, unit_parts
+from bier.evaluate.correlation import feature_correlation, learner_correlation_matrix
+from bier.evaluate.counting import Progress, count_ahead
+from bier.evaluate.ranking import rank_r
+from bier.evaluate.recall import NO_POSITIVE, draw_galleries, recall_from_ranks, sides
+from bier.method.equations import Weighting, boosting_rates, ensemble_vector
+
+WEIGHTINGS: tuple[Weighting, ...] = ("alpha", "sqrt")
+
+
+class Evaluated(NamedTuple):
+    """What was evaluated: raw embeddings, class numbers and each row's place in the caller's own arrays."""
+
+    z: torch.Tensor
+    classes: torch.Tensor
+    ids: NDArray[np.int64]
+    gallery: torch.Tensor | None = None
+    gallery_classes: torch.Tensor | None = None
+    gallery_ids: NDArray[np.int64] | None = None
+
+    @property
+    def everything(self) -> torch.Tensor:
+        return self.z if self.gallery is None else torch.cat([self.z, self.gallery])
+
+    @property
+    def all_classes(self) -> torch.Tensor:
+        return self.classes if self.gallery_classes is None else torch.cat([self.classes, self.gallery_classes])
+
+
+@dataclass(frozen=True, eq=False)
+class EnsembleResult:
+    """All numbers of one evaluation. Recall and shares are in percent; names are those of `evaluate_ensemble`."""
+
+    groups: tuple[int, ...]
+    weighting: Weighting
+    recall: dict[str, dict[int, float]]
+    spread: dict[str, dict[int, float]] | None  # over repeated galleries
+    ranks: dict[str, NDArray[np.int64]] = field(repr=False)
+    adds: tuple[float, ...]  # R@1 of prefix m minus that of prefix m-1; for the first learner its own R@1
+    alone_right: tuple[float, ...]  # share of queries that this learner, and no other, gets right at rank 1
+    feature_correlation: float
+    learner_correlation: NDArray[np.float64] = field(repr=False)
+    map_at_r: float | None
+    r_precision: float | None
+    queries: int
+    gallery: int
+    without_positive: int
+    seconds: float
+    test: Evaluated = field(repr=False)
+
+    @property
+    def classifier_correlation(self) -> float | None:
+        """The mean over pairs of learners; None for one learner alone."""
+        above = np.triu_indices(len(self.groups), 1)
+        return float(self.learner_correlation[above].mean()) if len(self.groups) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `json.dump` takes."""
+        result: dict[str, Any] = {
+            "recall": {name: {str(k): v for k, v in row.items()} for name, row in self.recall.items()},
+            "feature_correlation": self.feature_correlation,
+            "classifier_correlation": self.classifier_correlation,
+            "learner_correlation": self.learner_correlation.tolist(),
+            "adds": list(self.adds),
+            "alone_right": list(self.alone_right),
+            "map_at_r": self.map_at_r,
+            "r_precision": self.r_precision,
+            "groups": list(self.groups),
+            "weighting": self.weighting,
+            "queries": self.queries,
+            "gallery": self.gallery,
+            "without_positive": self.without_positive,
+            "seconds": self.seconds,
+        }
+        if self.spread is not None:
+            result["spread"] = {name: {str(k): v for k, v in row.items()} for name, row in self.spread.items()}
+        return result
+
+
+def evaluate_ensemble(
+    z: Vectors,
+    groups: Sequence[int],
+    labels: Labels,
+    ks: Iterable[int],
+    *,
+    gallery: Vectors | None = None,
+    gallery_labels: Labels | None = None,
+    repeats: int | None = None,
+    seed: int = 0,
+    weighting: Weighting = "alpha",
+    ranking: bool = True,
+    progress: Progress | None = None,
+) -> EnsembleResult:
+    """Measure an ensemble from its raw embeddings `z` (N, d), whose columns `groups` deals out to the learners.
+
+    Names of the rows: `ensemble` (by `weighting`), `ensemble-alpha` and `ensemble-sqrt`, `learner-m`, and `prefix-m`,
+    the first m learners as an ensemble of m by its own alphas, so that `prefix-M` is `ensemble`. One learner alone has
+    `ensemble` and `learner-1` only. `repeats` asks for that many random galleries (VehicleID); the queries of all of
+    them then count together. `ranking=False` leaves out mAP@R and R-Precision, which cost a full multiply more.
+    """
+    started = time.perf_counter()
+    if weighting not in WEIGHTINGS:
+        raise ConfigError(f"The 'weighting' parameter must be one of {WEIGHTINGS}. Got {weighting!r} instead.")
+    values = check_ks(ks)
+    tests = _test_sets(z, labels, gallery, gallery_labels, repeats, seed)
+    sizes = check_groups(groups, tests[0].z.shape[1])
+    found = _all_ranks(tests, sizes, weighting, progress)
+    recall = {name: recall_from_ranks(row, values) for name, row in found.items()}
+    everything = tests[0].everything
+    rankings = [_rank_r(test, sizes, weighting) for test in tests] if ranking else []
+    return EnsembleResult(
+        groups=sizes,
+        weighting=weighting,
+        recall=recall,
+        spread=_spread(found, values, len(tests)) if repeats else None,
+        ranks=found,
+        adds=_adds(found, len(sizes)),
+        alone_right=_alone_right(found, len(sizes)),
+        feature_correlation=feature_correlation(everything),
+        learner_correlation=learner_correlation_matrix(everything, sizes),
+        map_at_r=float(np.mean([r[0] for r in rankings])) if rankings else None,
+        r_precision=float(np.mean([r[1] for r in rankings])) if rankings else None,
+        queries=len(tests[0].z),
+        gallery=len(tests[0].z if tests[0].gallery is None else tests[0].gallery),
+        without_positive=int(np.sum(found["ensemble"][: len(tests[0].z)] == NO_POSITIVE)),
+        seconds=time.perf_counter() - started,
+        test=tests[0],
+    )
+
+
+def _test_sets(
+    z: Vectors, labels: Labels, gallery: Vectors | None, gallery_labels: Labels | None, repeats: int | None, seed: int
+) -> list[Evaluated]:
+    matrix = as_matrix(z, "z")
+    ids = np.arange(len(matrix), dtype=np.int64)
+    if repeats is not None:
+        if gallery is not None:
+            raise ConfigError("The 'repeats' parameter draws the gallery itself. Got a 'gallery' as well.")
+        codes, _ = encode_labels(labels, len(matrix))
+        masks = draw_galleries(labels, len(matrix), repeats, seed)
+        return [Evaluated(matrix[~g], codes[~g], ids[~g], matrix[g], codes[g], ids[g]) for g in masks]
+    others = None if gallery is None else as_matrix(gallery, "gallery")
+    codes, gallery_codes = encode_labels(labels, len(matrix), gallery_labels, 0 if others is None else len(others))
+    return [
+        Evaluated(
+            matrix,
+            codes,
+            ids,
+            others,
+            gallery_codes,
+            None if others is None else np.arange(len(others), dtype=np.int64),
+        )
+    ]
+
+
+def _score_weights(learners: int, weighting: Weighting) -> list[float]:
+    """What each learner's cosine weighs in the dot product of two test-time vectors."""
+    _, alpha = boosting_rates(learners)
+    return [a * a if weighting == "alpha" else a for a in alpha]
+
+
+def _variants(learners: int, weighting: Weighting) -> dict[str, list[float]]:
+    rows = {}
+    if learners > 1:
+        rows = {f"ensemble-{name}": _score_weights(learners, name) for name in WEIGHTINGS}
+    rows |= {f"learner-{m + 1}": [float(m == n) for n in range(learners)] for m in range(learners)}
+    for m in range(2, learners):
+        rows[f"prefix-{m}"] = _score_weights(m, weighting) + [0.0] * (learners - m)
+    return rows
+
+
+def _all_ranks(
+    tests: list[Evaluated], sizes: tuple[int, ...], weighting: Weighting, progress: Progress | None
+) -> dict[str, NDArray[np.int64]]:
+    variants = _variants(len(sizes), weighting)
+    mix = torch.tensor(list(variants.values()), dtype=torch.float64)
+    runs = []
+    for number, test in enumerate(tests):
+        others = None if test.gallery is None else unit_parts(test.gallery, sizes)
+        queries, gallery = sides(unit_parts(test.z, sizes), test.classes, others, test.gallery_classes)
+        runs.append(count_ahead(queries, gallery, mix, progress=_share(progress, number, len(tests))).numpy())
+    counted = dict(zip(variants, np.concatenate(runs, axis=1), strict=True))
+    if len(sizes) == 1:
+        return {"ensemble": counted["learner-1"], **counted}
+    ensemble = counted[f"ensemble-{weighting}"]
+    return {"ensemble": ensemble, **counted, f"prefix-{len(sizes)}": ensemble}
+
+
+def _share(progress: Progress | None, number: int, count: int) -> Progress | None:
+    if progress is None or count == 1:
+        return progress
+    return lambda done, total: progress(number * total + done, count * total)
+
+
+def _spread(found: dict[str, NDArray[np.int64]], ks: Sequence[int], repeats: int) -> dict[str, dict[int, float]]:
+    result = {}
+    for name, row in found.items():
+        runs = [recall_from_ranks(part, ks) for part in np.split(row, repeats)]
+        result[name] = {k: float(np.std([run[k] for run in runs])) for k in ks}
+    return result
+
+
+def _adds(found: dict[str, NDArray[np.int64]], learners: int) -> tuple[float, ...]:
+    names = ["learner-1"] + [f"prefix-{m}" for m in range(2, learners + 1)]
+    first = [recall_from_ranks(found[name], [1])[1] for name in names]
+    return tuple(np.diff(first, prepend=0.0).tolist())
+
+
+def _alone_right(found: dict[str, NDArray[np.int64]], learners: int) -> tuple[float, ...]:
+    right = np.stack([found[f"learner-{m + 1}"] == 0 for m in range(learners)])
+    alone = right & (right.sum(0) == 1)
+    return tuple((100.0 * alone.mean(axis=1)).tolist())
+
+
+def _rank_r(test: Evaluated, sizes: tuple[int, ...], weighting: Weighting) -> tuple[float, float]:
+    vectors = ensemble_vector(test.z.split(list(sizes), dim=1), weighting)
+    others = None if test.gallery is None else ensemble_vector(test.gallery.split(list(sizes), dim=1), weighting)
+    return rank_r(vectors, test.classes, others, test.gallery_classes)
