@@ -1,0 +1,145 @@
+"""What goes into a search and comes out of it, and the checks that every index and store shares."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bier.errors import SearchError
+
+Id: TypeAlias = str | int
+Label: TypeAlias = str | int | None
+Metadata: TypeAlias = Mapping[str, Any] | None
+Floats: TypeAlias = NDArray[np.float32]
+Rows: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+class Entry(NamedTuple):
+    """One image of a collection: its id, its label if known, and whatever else was kept with it."""
+
+    id: Id
+    label: Label = None
+    metadata: Metadata = None
+
+
+class Found(NamedTuple):
+    """The answer to Q queries, best first. For a single query of shape (d,) the leading dimension is absent.
+
+    ids: (Q, k) array of ids (int64 where all are whole numbers, else objects).
+    scores: (Q, k) float32 dot products.
+    rows: (Q, k) int64 positions inside the index; None where a store has no such thing.
+    """
+
+    ids: NDArray[Any]
+    scores: Floats
+    rows: Rows | None = None
+
+
+# A filter: {"label": "Heron"}, {"label": ["Heron", "Gull"], "year": 2024}, a mask over the rows, or a rule on entries.
+Where: TypeAlias = Mapping[str, Any] | Mask | Callable[[Entry], bool]
+
+_BLOCK = 65_536
+
+
+def checked_vectors(vectors: ArrayLike, dimension: int | None = None, name: str = "vectors") -> Floats:
+    """Any float array (N, d) as contiguous float32; an error that names the first row that is not finite."""
+    array = np.asarray(vectors)
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or (dimension is None and array.shape[1] == 0):
+        raise SearchError(
+            f"The '{name}' parameter must be numbers of shape (N, d). "
+            f"Got {array.dtype} of shape {tuple(array.shape)} instead."
+        )
+    if dimension is not None and array.shape[1] != dimension:
+        raise SearchError(
+            f"The '{name}' parameter must have {dimension} dimensions, as the index has. Got {array.shape[1]} instead."
+        )
+    with np.errstate(over="ignore"):  # a double too large for float32 becomes infinite and is reported below
+        floats = np.ascontiguousarray(array, dtype=np.float32)
+    for start in range(0, len(floats), _BLOCK):
+        finite = np.isfinite(floats[start : start + _BLOCK]).all(axis=1)
+        if not finite.all():
+            row = start + int(np.argmin(finite))
+            raise SearchError(f"The '{name}' parameter must hold finite numbers. Row {row} has NaN or infinity.")
+    return floats
+
+
+def checked_groups(groups: Sequence[int] | None, dimension: int) -> tuple[int, ...]:
+    """The learners' sizes, summing to the dimension; without any, one learner has all of it."""
+    sizes = (dimension,) if groups is None else tuple(int(size) for size in groups)
+    if not sizes or min(sizes) < 1 or sum(sizes) != dimension:
+        raise SearchError(
+            f"The 'groups' parameter must be sizes above 0 that sum to {dimension}, the vectors' dimension. "
+            f"Got {groups!r} instead."
+        )
+    return sizes
+
+
+def checked_count(value: int, name: str, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise SearchError(f"The '{name}' parameter must be a whole number of at least {least}. Got {value!r} instead.")
+    return int(value)
+
+
+def checked_shortlist(shortlist: int | None, k: int) -> int | None:
+    return None if shortlist is None else checked_count(shortlist, "shortlist", least=k)
+
+
+def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None) -> list[Id]:
+    """Ids as plain strings and ints; an error if they are of another kind, too few or not unique."""
+    plain = ids.tolist() if isinstance(ids, np.ndarray) else [_plain(one) for one in ids]
+    for one in plain:
+        if isinstance(one, bool) or not isinstance(one, str | int):
+            raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {one!r} instead.")
+    if count is not None and len(plain) != count:
+        raise SearchError(f"The 'ids' parameter must hold one id a vector, {count}. Got {len(plain)} instead.")
+    if len(set(plain)) != len(plain):
+        seen: set[Id] = set()
+        twice = next(one for one in plain if one in seen or seen.add(one))  # type: ignore[func-returns-value]
+        raise SearchError(f"The 'ids' parameter must hold unique ids. Got {twice!r} more than once.")
+    return plain
+
+
+def checked_labels(labels: Sequence[Label] | NDArray[Any] | None, count: int) -> list[Label]:
+    if labels is None:
+        return [None] * count
+    plain = labels.tolist() if isinstance(labels, np.ndarray) else [_plain(one) for one in labels]
+    if len(plain) != count:
+        raise SearchError(f"The 'labels' parameter must hold one label a vector, {count}. Got {len(plain)} instead.")
+    for one in plain:
+        if one is not None and not isinstance(one, str | int):
+            raise SearchError(f"The 'labels' parameter must hold strings or whole numbers. Got {one!r} instead.")
+    return plain
+
+
+def checked_metadata(metadata: Sequence[Metadata] | None, count: int) -> list[Metadata]:
+    if metadata is None:
+        return [None] * count
+    plain = list(metadata)
+    if len(plain) != count:
+        raise SearchError(
+            f"The 'metadata' parameter must hold one mapping a vector, {count}. Got {len(plain)} instead."
+        )
+    for one in plain:
+        if one is not None and not isinstance(one, Mapping):
+            raise SearchError(f"The 'metadata' parameter must hold mappings or None. Got {one!r} instead.")
+    return plain
+
+
+def wanted_values(wanted: Any) -> list[Any]:
+    """The values that one key of a filter lets through: a value, or a list of them."""
+    return list(wanted) if isinstance(wanted, list | tuple | set | frozenset | np.ndarray) else [wanted]
+
+
+def id_array(ids: Sequence[Id], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Ids as an array that never truncates a string or turns a number into one."""
+    if all(isinstance(one, int) and -(2**63) <= one < 2**63 for one in ids):
+        return np.array(ids, dtype=np.int64).reshape(shape)
+    array = np.empty(len(ids), dtype=object)
+    array[:] = ids
+    return array.reshape(shape)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

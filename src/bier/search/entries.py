@@ -1,0 +1,113 @@
+"""What is known of each row besides its vector: id, label, metadata, and whether it has been removed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bier.errors import SearchError
+from bier.search.answers import Entry, Id, Label, Mask, Metadata, Rows, Where, wanted_values
+
+
+class Entries:
+    """Rows in the order of the vectors. Removed rows keep their place (a tombstone) until the index is rebuilt."""
+
+    def __init__(self) -> None:
+        self.ids: list[Id] = []
+        self.labels: list[Label] = []
+        self.metadata: list[Metadata] = []
+        self.alive: Mask = np.empty(0, np.bool_)
+        self._row_of: dict[Id, int] = {}
+        self._codes: tuple[dict[str, int], NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    @property
+    def rows(self) -> int:
+        """Rows with the removed ones."""
+        return len(self.ids)
+
+    def append(
+        self, ids: Sequence[Id], labels: Sequence[Label], metadata: Sequence[Metadata], removed: Sequence[int] = ()
+    ) -> None:
+        start = self.rows
+        self.ids.extend(ids)
+        self.labels.extend(labels)
+        self.metadata.extend(metadata)
+        alive = np.ones(len(ids), np.bool_)
+        alive[list(removed)] = False
+        self.alive = np.concatenate([self.alive, alive])
+        self._row_of.update({one: start + row for row, one in enumerate(ids) if alive[row]})
+        self._codes = None
+
+    def known(self, ids: Sequence[Id]) -> list[Id]:
+        return [one for one in ids if one in self._row_of]
+
+    def rows_of(self, ids: Sequence[Id]) -> Rows:
+        """Rows of ids that must be there."""
+        for one in ids:
+            if one not in self._row_of:
+                raise SearchError(f"The index must hold the ids that it is asked for. It has no {one!r}.")
+        return np.array([self._row_of[one] for one in ids], np.int64)
+
+    def entry(self, row: int) -> Entry:
+        return Entry(self.ids[row], self.labels[row], self.metadata[row])
+
+    def remove(self, ids: Sequence[Id]) -> None:
+        self.alive[self.rows_of(ids)] = False
+        for one in ids:
+            del self._row_of[one]
+
+    def compacted(self) -> "Entries":
+        """A copy without the removed rows."""
+        kept = np.flatnonzero(self.alive).tolist()
+        new = Entries()
+        new.append(
+            [self.ids[row] for row in kept], [self.labels[row] for row in kept], [self.metadata[row] for row in kept]
+        )
+        return new
+
+    def allowed(self, where: Where | None) -> Mask | None:
+        """The rows that a filter lets through and that are not removed; None where that is all of them."""
+        if where is None:
+            return None if len(self) == self.rows else self.alive
+        if isinstance(where, Mapping):
+            return self._matching(where)
+        if callable(where):
+            return self._passing(where)
+        mask = np.asarray(where)
+        if mask.dtype != np.bool_ or mask.shape != (self.rows,):
+            raise SearchError(
+                f"The 'where' parameter as a mask must be {self.rows} booleans, one a row. "
+                f"Got {mask.dtype} of shape {mask.shape} instead."
+            )
+        return self.alive & mask
+
+    def _passing(self, rule: Any) -> Mask:
+        mask = np.zeros(self.rows, np.bool_)
+        for row in np.flatnonzero(self.alive).tolist():
+            mask[row] = bool(rule(self.entry(row)))
+        return mask
+
+    def _matching(self, where: Mapping[str, Any]) -> Mask:
+        mask = self.alive.copy()
+        if "label" in where:
+            codes, labels = self._label_codes()
+            wanted = [codes[str(one)] for one in wanted_values(where["label"]) if str(one) in codes]
+            mask &= np.isin(labels, wanted)
+        rest = {key: wanted_values(wanted) for key, wanted in where.items() if key != "label"}
+        if rest:
+            for row in np.flatnonzero(mask).tolist():
+                known = self.metadata[row] or {}
+                mask[row] = all(key in known and known[key] in wanted for key, wanted in rest.items())
+        return mask
+
+    def _label_codes(self) -> tuple[dict[str, int], NDArray[np.int64]]:
+        """A number for each label's text, so that a filter by label does not compare strings row by row."""
+        if self._codes is None:
+            codes: dict[str, int] = {}
+            numbers = [-1 if one is None else codes.setdefault(str(one), len(codes)) for one in self.labels]
+            self._codes = codes, np.array(numbers, np.int64)
+        return self._codes

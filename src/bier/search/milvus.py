@@ -1,0 +1,267 @@
+"""The same interface over Milvus, for collections that outgrow one machine."""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from bier.errors import SearchError
+from bier.search import answers
+from bier.search.answers import Entry, Floats, Found, Id, Label, Metadata, Where
+from bier.search.milvus_schema import (
+    Address,
+    expression,
+    import_pymilvus,
+    literal,
+    make_about,
+    make_collection,
+    parse_uri,
+    read_about,
+)
+from bier.search.queries import Learners, checked_queries, chosen_learners, spans
+
+_BATCH = 1_000  # rows a request: 2.4 MB at 512 dimensions, well below gRPC's limit
+_MOST = 16_384  # Milvus answers no more than this to one query
+
+
+class MilvusStore:
+    """A Milvus collection with the fields id, label, path, entry (JSON), vector and learner_1.
+
+    It differs from `Index` in this: ids are all strings or all whole numbers; `where` must be a mapping; `Found.rows`
+    is None; k and shortlist go up to 16,384; a user name or token is read from the variable MILVUS_TOKEN.
+    """
+
+    def __init__(self, uri: str, groups: Sequence[int] | None = None, about: Mapping[str, Any] | None = None) -> None:
+        self._address: Address = parse_uri(uri)
+        self._uri = uri
+        pymilvus = import_pymilvus(self._address)
+        # It logs a traceback of every error before raising it; the error itself is enough.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        logging.getLogger("milvus_lite").setLevel(logging.CRITICAL)
+        self._failure = pymilvus.MilvusException
+        with self._asking():
+            token = os.environ.get("MILVUS_TOKEN", "")
+            self._client = pymilvus.MilvusClient(self._address.target, token=token)
+            stored = read_about(self._client, self._address)
+            if stored is None and groups is None:
+                raise SearchError(f"The store {uri} has no collection {self._address.collection!r}. Load it first.")
+            if stored is None:
+                stored = {"groups": [int(size) for size in groups or ()], "about": dict(about or {})}
+                make_about(self._client, self._address, stored)
+            self.groups: tuple[int, ...] = tuple(stored["groups"])
+            self.about: dict[str, Any] = stored["about"]
+            self._exists: bool = self._client.has_collection(self._address.collection)
+            if self._exists:
+                self._client.load_collection(self._address.collection)
+        if groups is not None and tuple(groups) != self.groups:
+            raise SearchError(f"The store {uri} holds vectors of groups {self.groups}. Got {tuple(groups)} instead.")
+
+    def close(self) -> None:
+        """Let go of the store; of a local file also its lock, so that another process may open it."""
+        self._client.close()
+        if self._address.local:
+            manager = import_module("milvus_lite.server_manager").server_manager_instance
+            manager.release_server(self._address.target)
+
+    def drop(self) -> None:
+        """Delete the collection and what is known about it."""
+        with self._asking():
+            for name in (self._address.collection, self._address.about):
+                if self._client.has_collection(name):
+                    self._client.drop_collection(name)
+        self._exists = False
+
+    def __len__(self) -> int:
+        if not self._exists:
+            return 0
+        with self._asking():
+            return int(self._query("", ["count(*)"])[0]["count(*)"])
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.groups)
+
+    @property
+    def ids(self) -> list[Id]:
+        if not self._exists:
+            return []
+        found: list[Id] = []
+        with self._asking():
+            pages = self._client.query_iterator(
+                self._address.collection, batch_size=_BATCH, output_fields=["id"], consistency_level="Strong"
+            )
+            while page := pages.next():
+                found += [row["id"] for row in page]
+            pages.close()
+        return found
+
+    def known(self, ids: Sequence[Id]) -> list[Id]:
+        return list(self._fetch(ids, ["id"]))
+
+    def entries(self, ids: Sequence[Id]) -> list[Entry]:
+        rows = self._all_of(ids, ["entry"])
+        return [Entry(one, row["entry"]["label"], row["entry"]["metadata"]) for one, row in zip(ids, rows, strict=True)]
+
+    def vectors(self, ids: Sequence[Id]) -> Floats:
+        rows = self._all_of(ids, ["vector"])
+        return np.array([row["vector"] for row in rows], np.float32).reshape(len(rows), self.dimension)
+
+    def add(
+        self,
+        vectors: ArrayLike,
+        ids: Sequence[Id] | NDArray[Any],
+        labels: Sequence[Label] | NDArray[Any] | None = None,
+        metadata: Sequence[Metadata] | None = None,
+        replace: bool = False,
+    ) -> None:
+        floats = answers.checked_vectors(vectors, self.dimension)
+        plain = answers.checked_ids(ids, len(floats))
+        some_labels = answers.checked_labels(labels, len(floats))
+        some_metadata = answers.checked_metadata(metadata, len(floats))
+        if not plain:
+            return
+        if not replace and (known := self.known(plain)):
+            raise SearchError(
+                f"The 'ids' parameter must hold new ids. {known[0]!r} is in the store; use replace=True to replace it."
+            )
+        self._ensure(plain)
+        entries = [Entry(*row) for row in zip(plain, some_labels, some_metadata, strict=True)]
+        with self._asking():
+            for start in range(0, len(plain), _BATCH):
+                stop = start + _BATCH
+                rows = [self._row(*pair) for pair in zip(entries[start:stop], floats[start:stop], strict=True)]
+                self._client.upsert(self._address.collection, rows)
+
+    def remove(self, ids: Sequence[Id] | NDArray[Any]) -> None:
+        plain = answers.checked_ids(ids)
+        self._all_of(plain, ["id"])
+        with self._asking():
+            for start in range(0, len(plain), _BATCH):
+                condition = f"id in {literal(plain[start : start + _BATCH])}"
+                self._client.delete(self._address.collection, filter=condition)
+
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        shortlist: int | None = None,
+        where: Where | None = None,
+        learners: Learners = None,
+    ) -> Found:
+        k = min(answers.checked_count(k, "k"), _MOST)
+        shortlist = answers.checked_shortlist(shortlist, k)
+        chosen = chosen_learners(learners, len(self.groups))
+        wanted = checked_queries(queries, self.groups, learners, self._lengths() if learners else _no_lengths())
+        condition = expression(where)
+        if not self._exists or not len(wanted):
+            hits: list[list[tuple[Id, float]]] = [[] for _ in wanted]
+        elif shortlist is not None and len(chosen) == len(self.groups):
+            hits = [self._funnel(query, k, min(shortlist, _MOST), condition) for query in wanted]
+        elif chosen == (0,):
+            hits = self._ask(wanted[:, spans(self.groups)[0]], "learner_1", k, condition)
+        else:
+            hits = self._ask(wanted, "vector", k, condition)
+        return _found(hits, np.ndim(queries) == 1)
+
+    def _funnel(self, query: Floats, k: int, shortlist: int, condition: str) -> list[tuple[Id, float]]:
+        """Both steps inside Milvus: the first learner's field names the shortlist, the vector's field ranks it."""
+        [first] = self._ask(query[None, spans(self.groups)[0]], "learner_1", shortlist, condition)
+        [best] = self._ask(query[None], "vector", k, f"id in {literal([one for one, _ in first])}") if first else [[]]
+        return best
+
+    def _ask(self, queries: Floats, field: str, k: int, condition: str) -> list[list[tuple[Id, float]]]:
+        with self._asking():
+            answer = self._client.search(
+                self._address.collection,
+                data=list(queries),
+                anns_field=field,
+                limit=k,
+                filter=condition,
+                output_fields=["id"],
+                search_params={} if self._address.local else {"params": {"ef": max(128, 2 * k)}},
+                consistency_level="Strong",
+            )
+        return [[(hit["id"], float(hit["distance"])) for hit in hits] for hits in answer]
+
+    def _row(self, entry: Entry, vector: Floats) -> dict[str, Any]:
+        path = (entry.metadata or {}).get("path", entry.id)
+        return {
+            "id": entry.id,
+            "label": "" if entry.label is None else str(entry.label),
+            "path": str(path),
+            "entry": {"label": entry.label, "metadata": dict(entry.metadata) if entry.metadata is not None else None},
+            "vector": vector,
+            "learner_1": vector[spans(self.groups)[0]],
+        }
+
+    def _ensure(self, ids: Sequence[Id]) -> None:
+        """Make the collection when the first ids tell what kind they are."""
+        kinds = {type(one) for one in ids}
+        if len(kinds) > 1:
+            raise SearchError("The 'ids' parameter must be all strings or all whole numbers for Milvus. Got both.")
+        if not self._exists:
+            with self._asking():
+                make_collection(self._client, self._address, self.groups, whole_numbers=kinds == {int})
+            self._exists = True
+
+    def _lengths(self) -> Floats:
+        """The lengths of the learners' parts, read from any one row."""
+        with self._asking():
+            rows = self._query('label != "\u0000"', ["vector"], limit=1) if self._exists else []
+        if not rows:
+            return np.ones(len(self.groups), np.float32)
+        vector = np.asarray(rows[0]["vector"], np.float32)
+        return np.array([np.linalg.norm(vector[span]) for span in spans(self.groups)], np.float32)
+
+    def _all_of(self, ids: Sequence[Id], fields: list[str]) -> list[Mapping[str, Any]]:
+        rows = self._fetch(ids, fields)
+        for one in ids:
+            if one not in rows:
+                raise SearchError(f"The store must hold the ids that it is asked for. It has no {one!r}.")
+        return [rows[one] for one in ids]
+
+    def _fetch(self, ids: Sequence[Id], fields: list[str]) -> dict[Id, Mapping[str, Any]]:
+        found: dict[Id, Mapping[str, Any]] = {}
+        with self._asking():
+            for start in range(0, len(ids) if self._exists else 0, _BATCH):
+                condition = f"id in {literal(list(ids[start : start + _BATCH]))}"
+                found |= {row["id"]: row for row in self._query(condition, [*fields, "id"])}
+        return found
+
+    def _query(self, condition: str, fields: list[str], limit: int | None = None) -> list[Mapping[str, Any]]:
+        extra = {} if limit is None else {"limit": limit}
+        return list(
+            self._client.query(
+                self._address.collection, filter=condition, output_fields=fields, consistency_level="Strong", **extra
+            )
+        )
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failure as error:
+            place = self._address.target if not self._address.local else Path(self._address.target).name
+            reason = str(getattr(error, "message", error)).strip().splitlines()[0].rstrip(".")
+            hint = " Is another process using the file?" if "Open local milvus failed" in reason else ""
+            raise SearchError(f"The Milvus store {place} could not do what was asked: {reason}.{hint}") from error
+
+
+def _no_lengths() -> Floats:
+    return np.ones(0, np.float32)
+
+
+def _found(hits: list[list[tuple[Id, float]]], single: bool) -> Found:
+    """Lists of hits as arrays; a query with fewer hits than another is filled up with None and -inf."""
+    most = max((len(some) for some in hits), default=0)
+    nothing: list[tuple[Any, float]] = [(None, -np.inf)]
+    full = [some + nothing * (most - len(some)) for some in hits]
+    ids = answers.id_array([one for some in full for one, _ in some], (len(hits), most))
+    scores = np.array([score for some in full for _, score in some], np.float32).reshape(len(hits), most)
+    return Found(ids[0], scores[0]) if single else Found(ids, scores)

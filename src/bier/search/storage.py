@@ -1,0 +1,224 @@
+"""The folder of a saved index.
+
+    FOLDER/manifest.json            format, kind, groups, and the size and checksum of every file; names the data folder
+    FOLDER/data-XXXXXXXX/
+        learner-1.npy ...           the float vectors, a matrix a learner, mapped from disk
+        entries.json                ids, labels, metadata, removed rows
+        graph.faiss                 the graph, where the kind has one
+
+A save writes a new data folder and then replaces the manifest: whoever opens the index meets the old one or the new.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bier.errors import SearchError
+from bier.search.answers import Floats
+from bier.search.entries import Entries
+from bier.search.graph import Graph
+from bier.search.vectors import LearnerVectors
+
+FORMAT = "bier-index"
+VERSION = 1
+MANIFEST = "manifest.json"
+_DATA = "data-"
+
+
+def save(
+    folder: Path,
+    vectors: LearnerVectors,
+    entries: Entries,
+    graph: Graph | None,
+    kind: str,
+    effort: int,
+    about: Mapping[str, Any],
+) -> None:
+    """Write the index. `folder` must be new, empty or an index already."""
+    old = _old_data(folder)
+    data = folder / f"{_DATA}{secrets.token_hex(4)}"
+    try:
+        data.mkdir(parents=True)
+        _write_data(data, vectors, entries, graph)
+        files = {file.name: _stamp(file) for file in sorted(data.iterdir())}
+        _sync_folder(data)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "data": data.name,
+            "kind": kind,
+            "effort": effort,
+            "groups": list(vectors.groups),
+            "rows": entries.rows,
+            "about": about,
+            "files": files,
+        }
+        aside = data / MANIFEST
+        with _synced(aside) as file:
+            file.write(_json(manifest, indent=2))
+        aside.replace(folder / MANIFEST)
+        _sync_folder(folder)
+    except OSError as error:
+        raise SearchError(f"The index could not be written to {folder}: {error.strerror or error}.") from error
+    finally:
+        if not _names(folder, data):
+            shutil.rmtree(data, ignore_errors=True)
+    for left in old:
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def load(
+    folder: Path, mmap: bool = True, verify: bool = True
+) -> tuple[LearnerVectors, Entries, Graph | None, dict[str, Any]]:
+    """Read what `save` wrote; every kind of damage is a SearchError."""
+    try:
+        return _load(folder, mmap, verify)
+    except FileNotFoundError:
+        try:  # another process may have saved between the two reads
+            return _load(folder, mmap, verify)
+        except FileNotFoundError as error:
+            raise SearchError(f"The index {folder} is damaged: {error.filename} is missing. Build it anew.") from error
+    except OSError as error:
+        raise SearchError(f"The index {folder} could not be read: {error.strerror or error}.") from error
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a saved index."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise SearchError(f"An index must be a folder with a {MANIFEST}. Found none at {folder}.")
+    try:
+        manifest = json.loads(path.read_bytes())
+        known = manifest["format"] == FORMAT and isinstance(manifest["version"], int)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SearchError(f"The index's {path} is damaged or not ours. Build the index anew.") from error
+    if not known or manifest["version"] > VERSION:
+        raise SearchError(
+            f"The index {folder} must be of format {FORMAT} {VERSION}. "
+            f"Found {manifest['format']!r} {manifest['version']!r}; a newer bier may read it."
+        )
+    return dict(manifest)
+
+
+def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entries, Graph | None, dict[str, Any]]:
+    manifest = read_manifest(folder)
+    try:
+        data, groups, rows = folder / Path(manifest["data"]).name, manifest["groups"], manifest["rows"]
+        stamps = dict(manifest["files"])
+        for name, stamp in stamps.items():
+            _check(data / Path(name).name, stamp, verify)
+        parts = [_matrix(data / f"learner-{m}.npy", (rows, size), mmap) for m, size in enumerate(groups, 1)]
+        entries = _entries((data / "entries.json").read_bytes(), rows)
+        kind, _, _ = manifest["kind"], manifest["effort"], manifest["about"]
+        width = groups[0] if kind == "funnel" else sum(groups)
+        graph = Graph.read(data / "graph.faiss", width, rows, mmap) if "graph.faiss" in stamps else None
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise SearchError(f"The index {folder} is damaged ({error}). Build it anew.") from error
+    return LearnerVectors(groups, parts), entries, graph, manifest
+
+
+def _write_data(data: Path, vectors: LearnerVectors, entries: Entries, graph: Graph | None) -> None:
+    for learner, size in enumerate(vectors.groups):
+        with _synced(data / f"learner-{learner + 1}.npy") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), size)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for chunk in vectors.part(learner):
+                file.write(np.ascontiguousarray(chunk, "<f4").data)
+    columns = {
+        "ids": entries.ids,
+        "labels": entries.labels if any(one is not None for one in entries.labels) else None,
+        "metadata": entries.metadata if any(one is not None for one in entries.metadata) else None,
+        "removed": np.flatnonzero(~entries.alive).tolist(),
+    }
+    with _synced(data / "entries.json") as file:
+        file.write(_json(columns))
+    if graph is not None:
+        graph.write(data / "graph.faiss")
+        with (data / "graph.faiss").open("rb+") as file:
+            os.fsync(file.fileno())
+
+
+def _json(value: Any, indent: int | None = None) -> bytes:
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, default=dict).encode("utf-8", "surrogateescape")
+    except (TypeError, ValueError) as error:
+        raise SearchError(f"Metadata must be what JSON can hold. Got a value that it cannot: {error}.") from error
+
+
+def _entries(text: bytes, rows: int) -> Entries:
+    columns = json.loads(text.decode("utf-8", "surrogateescape"))
+    nothing = [None] * rows
+    ids, labels, metadata = columns["ids"], columns["labels"] or nothing, columns["metadata"] or nothing
+    if not len(ids) == len(labels) == len(metadata) == rows:
+        raise ValueError(f"entries.json must hold {rows} rows, found {len(ids)}")
+    entries = Entries()
+    entries.append(ids, labels, metadata, columns["removed"])
+    return entries
+
+
+def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
+    matrix = np.load(path, mmap_mode="r" if mmap and shape[0] else None, allow_pickle=False)
+    if matrix.shape != shape or matrix.dtype != np.float32:
+        raise ValueError(f"{path.name} must be float32 {shape}, found {matrix.dtype} {matrix.shape}")
+    floats: Floats = matrix
+    return floats
+
+
+def _stamp(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _check(path: Path, stamp: Mapping[str, Any], verify: bool) -> None:
+    size = path.stat().st_size
+    if size != stamp["bytes"]:
+        raise SearchError(
+            f"The index file {path} is damaged: expected {stamp['bytes']} bytes, found {size}. Build the index anew."
+        )
+    if verify and _stamp(path)["sha256"] != stamp["sha256"]:
+        raise SearchError(f"The index file {path} is damaged: its checksum does not match. Build the index anew.")
+
+
+def _old_data(folder: Path) -> list[Path]:
+    """The data folders of an index that is about to be replaced; an error where something else lives there."""
+    if not folder.exists():
+        return []
+    if not folder.is_dir():
+        raise SearchError(f"An index is a folder. {folder} is a file; choose another place.")
+    inside = list(folder.iterdir())
+    strangers = [one.name for one in inside if one.name != MANIFEST and not one.name.startswith(_DATA)]
+    if strangers:
+        raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {sorted(strangers)[0]!r}.")
+    return [one for one in inside if one.is_dir()]
+
+
+def _names(folder: Path, data: Path) -> bool:
+    """Whether the manifest points at this data folder."""
+    try:
+        return bool(json.loads((folder / MANIFEST).read_bytes())["data"] == data.name)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextmanager
+def _synced(path: Path) -> Iterator[IO[bytes]]:
+    with path.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,146 @@
+"""The float vectors, kept learner by learner, and exact search through them.
+
+Each learner's part is a matrix of its own, so that the first learner is a complete small embedding without a
+second copy, and each part can be mapped from disk by itself.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from bier.search.answers import Floats, Mask, Rows
+from bier.search.queries import spans
+
+_SCORES_AT_ONCE = 2**24  # floats of scratch space for scores, 64 MB
+_GATHER_SHARE = 0.1  # a filter that keeps less than this is answered from its own rows alone
+
+
+class LearnerVectors:
+    """Rows of vectors in a few chunks; a chunk has one matrix (rows, d_m) a learner."""
+
+    def __init__(self, groups: Sequence[int], parts: Sequence[Floats] | None = None) -> None:
+        self.groups = tuple(groups)
+        self._chunks: list[tuple[Floats, ...]] = [tuple(parts)] if parts is not None and len(parts[0]) else []
+
+    def __len__(self) -> int:
+        return sum(len(chunk[0]) for chunk in self._chunks)
+
+    def append(self, vectors: Floats) -> None:
+        """Add rows. Chunks of like size are merged, so that many small additions cost little each."""
+        if not len(vectors):
+            return
+        new = tuple(np.ascontiguousarray(vectors[:, span]) for span in spans(self.groups))
+        while self._chunks and len(self._chunks[-1][0]) <= 2 * len(new[0]):
+            last = self._chunks.pop()
+            new = tuple(np.concatenate(pair) for pair in zip(last, new, strict=True))
+        self._chunks.append(new)
+
+    def part(self, learner: int) -> Iterator[Floats]:
+        """One learner's matrix, chunk by chunk."""
+        return (chunk[learner] for chunk in self._chunks)
+
+    def lengths(self) -> Floats:
+        """The length of each learner's part, the same in every row of test-time vectors; (M,)."""
+        if not self._chunks:
+            return np.ones(len(self.groups), np.float32)
+        return np.array([np.linalg.norm(part[0]) for part in self._chunks[0]], np.float32)
+
+    def take(self, rows: Rows, learners: Sequence[int] | None = None) -> Floats:
+        """Whole vectors (or some learners' parts of them) of the given rows, in their order."""
+        chosen = range(len(self.groups)) if learners is None else learners
+        if len(self._chunks) == 1:
+            return np.concatenate([self._chunks[0][learner][rows] for learner in chosen], axis=1)
+        taken = np.empty((len(rows), sum(self.groups[learner] for learner in chosen)), np.float32)
+        start = 0
+        for chunk in self._chunks:
+            here = (rows >= start) & (rows < start + len(chunk[0]))
+            taken[here] = np.concatenate([chunk[learner][rows[here] - start] for learner in chosen], axis=1)
+            start += len(chunk[0])
+        return taken
+
+    def nearest(self, queries: Floats, k: int, allowed: Mask | None = None) -> tuple[Rows, Floats]:
+        """The k best rows of each query (Q, d) by dot product, best first; equal scores by row number.
+
+        Only the learners on which a query is not zero are looked at. `allowed` must hold at least k rows.
+        """
+        learners = [m for m, span in enumerate(spans(self.groups)) if queries[:, span].any()] or [0]
+        parts = [np.ascontiguousarray(queries[:, spans(self.groups)[learner]]) for learner in learners]
+        if allowed is not None and allowed.sum() < _GATHER_SHARE * len(allowed):
+            blocks = self._gathered(np.flatnonzero(allowed), learners)
+            allowed = None
+        else:
+            blocks = self._scanned(learners)
+        best = _Best(len(queries), k)
+        for rows, matrices in blocks:
+            _score_block(best, parts, rows, matrices, allowed)
+        return best.sorted()
+
+    def _scanned(self, learners: Sequence[int]) -> Iterator[tuple[Rows, list[Floats]]]:
+        start = 0
+        for chunk in self._chunks:
+            yield np.arange(start, start + len(chunk[0])), [chunk[learner] for learner in learners]
+            start += len(chunk[0])
+
+    def _gathered(self, rows: Rows, learners: Sequence[int]) -> Iterator[tuple[Rows, list[Floats]]]:
+        for start in range(0, len(rows), 16_384):
+            some = rows[start : start + 16_384]
+            yield some, [self.take(some, [learner]) for learner in learners]
+
+
+class _Best:
+    """The k best rows of each query so far."""
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.k = k
+        self.rows = np.empty((queries, 0), np.int64)
+        self.scores = np.empty((queries, 0), np.float32)
+
+    def top(self, rows: Rows, scores: Floats) -> tuple[Rows, Floats]:
+        """The k best of the scores (q, n) of the rows (n,), in any order."""
+        if scores.shape[1] <= self.k:
+            return np.broadcast_to(rows, scores.shape), scores
+        best = np.argpartition(scores, scores.shape[1] - self.k, axis=1)[:, -self.k :]
+        return rows[best], np.take_along_axis(scores, best, axis=1)
+
+    def merge(self, kept: list[tuple[Rows, Floats]]) -> None:
+        """`kept` holds all queries' best of one block, some queries after the other."""
+        rows = np.concatenate([rows for rows, _ in kept])
+        scores = np.concatenate([scores for _, scores in kept])
+        self.rows = np.concatenate([self.rows, rows], axis=1)
+        self.scores = np.concatenate([self.scores, scores], axis=1)
+        if self.scores.shape[1] > self.k:
+            self.rows, self.scores = self.sorted()
+
+    def sorted(self) -> tuple[Rows, Floats]:
+        order = np.lexsort((self.rows, -self.scores), axis=1)[:, : self.k]
+        return np.take_along_axis(self.rows, order, axis=1), np.take_along_axis(self.scores, order, axis=1)
+
+
+def _score_block(best: _Best, parts: list[Floats], rows: Rows, matrices: list[Floats], allowed: Mask | None) -> None:
+    """Score all queries against one chunk in pieces that fit the scratch space."""
+    queries = len(parts[0])
+    if not queries:
+        return
+    at_once = min(queries, 256)
+    step = max(1, _SCORES_AT_ONCE // at_once)
+    for start in range(0, len(rows), step):
+        stop = min(start + step, len(rows))
+        kept: list[tuple[Rows, Floats]] = []
+        for first in range(0, queries, at_once):
+            span = slice(first, first + at_once)
+            scores = _dot(parts, matrices, span, slice(start, stop))
+            if allowed is not None:
+                scores[:, ~allowed[rows[start:stop]]] = -np.inf
+            kept.append(best.top(rows[start:stop], scores))
+        best.merge(kept)
+
+
+def _dot(parts: list[Floats], matrices: list[Floats], queries: slice, rows: slice) -> Floats:
+    """(q, n) sums of the learners' dot products. One query is a matrix times a vector, which reads memory once."""
+    total: Floats | None = None
+    for part, matrix in zip(parts, matrices, strict=True):
+        some = part[queries]
+        scores: Floats = (matrix[rows] @ some[0])[None] if len(some) == 1 else some @ matrix[rows].T
+        total = scores if total is None else np.add(total, scores, out=total)
+    assert total is not None
+    return total
