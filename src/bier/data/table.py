@@ -4,7 +4,7 @@
     label    its class
     split    optional: train, test or validation
     is_query, is_gallery     optional, yes or no: who searches and who is found among the test rows
-    x1 y1 x2 y2              optional, all four: the box to cut out, in pixels of the file
+    x1 y1 x2 y2              optional, all four: the box to cut out, in pixels of the file; empty for no box
 
 Without `split`, rows that are query or gallery are the test rows and all others train; without these columns too,
 classes are divided as the plan says. Test rows that are all query and gallery at once, or say neither, search among
@@ -112,7 +112,8 @@ def _boxes(table: Path, columns: Columns) -> NDArray[np.float32] | None:
         raise DataError(f"{table} must have all of x1, y1, x2, y2 or none. It lacks {missing}.")
     corners = np.array([[_number(table, name, *row) for row in _numbered(columns[name])] for name in CORNERS])
     boxes = corners.T.reshape(-1, 4)
-    flat = np.flatnonzero((boxes[:, 2] <= boxes[:, 0]) | (boxes[:, 3] <= boxes[:, 1]))
+    whole = np.isnan(boxes).all(axis=1)
+    flat = np.flatnonzero(~whole & ~((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])))
     if len(flat):
         box = ", ".join(f"{value:g}" for value in boxes[flat[0]])
         raise DataError(f"{table}, row {flat[0] + 2}: the box must have x1 < x2 and y1 < y2. Got {box} instead.")
@@ -120,10 +121,13 @@ def _boxes(table: Path, columns: Columns) -> NDArray[np.float32] | None:
 
 
 def _number(table: Path, name: str, row: int, text: str) -> float:
+    """The number in a cell; NaN in an empty one, which stands for the whole picture."""
+    if text.lower() in ("", "nan"):
+        return math.nan
     try:
         value = float(text)
     except ValueError:
-        value = math.nan
+        value = math.inf
     if not math.isfinite(value):
         raise DataError(f"{table}, row {row}: the column '{name}' must be a number. Got '{text}' instead.")
     return value

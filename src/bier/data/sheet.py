@@ -1,0 +1,78 @@
+"""A contact sheet: a row for each of some classes, with its name and some of its images, as one picture."""
+
+import textwrap
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from bier.data.records import Part
+from bier.errors import ConfigError, DataError
+from bier.images.prepare import read_prepared
+
+TILE, GAP, MARGIN, NAMES, TITLE = 112, 6, 16, 176, 44  # pixels
+INK, PALE, PAPER = (28, 28, 32), (120, 120, 128), (255, 255, 255)
+
+
+def contact_sheet(part: Part, title: str, classes: int = 12, images: int = 8) -> Image.Image:
+    """The sheet of a part. Classes are taken evenly from first to last, and so are the images of each class.
+
+    A class with fewer images than columns leaves the rest of its row empty. Broken images are a DataError.
+    """
+    if not isinstance(part.images, tuple) and part.images.ndim != 4:
+        raise DataError("A contact sheet needs images. These are vectors that were computed before.")
+    if classes < 1 or images < 1:
+        raise ConfigError(
+            f"A contact sheet needs at least one class and one image. Got {classes} and {images} instead."
+        )
+    shown = _evenly(np.unique(part.labels), classes)
+    sheet = Image.new("RGB", (_left(images) + MARGIN - GAP, _top(len(shown)) + MARGIN - GAP), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, MARGIN), title, fill=INK, font=_font(18, bold=True))
+    for row, label in enumerate(shown):
+        members = np.flatnonzero(part.labels == label)
+        _name(draw, part.classes[label], len(members), _top(row))
+        for column, index in enumerate(_evenly(members, images)):
+            sheet.paste(Image.fromarray(_tile(part, int(index))), (_left(column), _top(row)))
+    return sheet
+
+
+def _left(column: int) -> int:
+    return MARGIN + NAMES + column * (TILE + GAP)
+
+
+def _top(row: int) -> int:
+    return MARGIN + TITLE + row * (TILE + GAP)
+
+
+def _evenly(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """At most `count` of the values, evenly spaced, both ends among them."""
+    if len(values) <= count:
+        return values
+    return values[np.arange(count) * (len(values) - 1) // max(count - 1, 1)]
+
+
+def _tile(part: Part, index: int) -> NDArray[np.uint8]:
+    box = None if part.boxes is None or np.isnan(part.boxes[index]).any() else part.boxes[index].tolist()
+    return read_prepared(part.images[index], TILE, None if box is None else (box[0], box[1], box[2], box[3]))
+
+
+def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans from matplotlib, which has the letters of every alphabet of `glyphs`."""
+    import matplotlib
+
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"DejaVuSans{'-Bold' if bold else ''}.ttf")
+    return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
+
+
+def _name(draw: ImageDraw.ImageDraw, name: str, count: int, top: int) -> None:
+    """The class's name in up to four lines and how many images it has, in the middle of its row."""
+    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").replace("_", " ")
+    lines = textwrap.wrap(shown, width=20, max_lines=4, placeholder=" …") or ["?"]
+    lines.append(f"{count} image{'s' if count != 1 else ''}")
+    y = top + (TILE - 19 * len(lines)) // 2
+    for line in lines[:-1]:
+        draw.text((MARGIN, y), line, fill=INK, font=_font(14))
+        y += 19
+    draw.text((MARGIN, y + 1), lines[-1], fill=PALE, font=_font(12))
