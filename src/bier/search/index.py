@@ -182,7 +182,7 @@ class Index:
         elif shortlist is not None or self.method == "funnel":
             rows, scores = self._funnel(wanted, k, shortlist or max(SHORTLIST, k), allowed, available)
         elif self._graph is not None:
-            rows, scores = self._through_graph(wanted, k, max(self.effort, 2 * k), k, allowed, available)
+            rows, scores = self._through_graph(wanted, k, max(self.effort, 2 * k), allowed, available)
         else:
             rows, scores = self._vectors.nearest(wanted, k, allowed)
         if np.ndim(queries) == 1:
@@ -235,18 +235,18 @@ class Index:
         if shortlist >= available:
             return self._vectors.nearest(queries, k, allowed)
         if self.method == "funnel":
-            return self._through_graph(queries, k, max(shortlist, self.effort), shortlist, allowed, available)
+            return self._through_graph(queries, k, max(shortlist, self.effort), allowed, available)
         first = queries.copy()
         first[:, self.groups[0] :] = 0
         return self._rescored(queries, k, self._vectors.nearest(first, shortlist, allowed)[0])
 
     def _through_graph(
-        self, queries: Floats, k: int, reach: int, shortlist: int, allowed: Mask | None, available: int
+        self, queries: Floats, k: int, reach: int, allowed: Mask | None, available: int
     ) -> tuple[Rows, Floats]:
         """Candidates by the graph, those that are not allowed struck out, the rest scored exactly.
 
-        The graph is asked for as many more as the filter strikes out. Where too few are left (the filter's images
-        lie far from the query) that query is answered by a scan, so that a filter never costs recall.
+        The graph is asked for as many more as the filter strikes out. Where fewer than half of `reach` are left (the
+        filter's images lie far from the query) that query is answered by a scan, so that a filter never costs recall.
         """
         assert self._graph is not None
         count = min(self._entries.rows, -(-reach * self._entries.rows // available))
@@ -256,7 +256,7 @@ class Index:
         candidates = self._graph.candidates(seen, count, self.effort)
         if allowed is not None:
             candidates[~allowed[candidates]] = -1
-        short = (candidates >= 0).sum(axis=1) < min(2 * k, shortlist, available)
+        short = 2 * (candidates >= 0).sum(axis=1) < reach
         rows, scores = self._rescored(queries, k, candidates)
         if short.any():
             rows[short], scores[short] = self._vectors.nearest(queries[short], k, allowed)

@@ -1,0 +1,327 @@
+"""The index against naive loops: exact, graph, funnel, filters, additions and removals."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bier.errors import SearchError
+from bier.search import Entry, Index
+from bier.search import index as index_module
+
+GROUPS = (8, 16, 24)
+
+
+def embeddings(count: int, seed: int = 0) -> np.ndarray:
+    """Clustered vectors whose parts have the lengths 1/6, 2/6 and 3/6, as three learners' have."""
+    rng = np.random.default_rng(seed)
+    classes = rng.normal(size=(40, 12))
+    hidden = classes[rng.integers(40, size=count)] + 0.5 * rng.normal(size=(count, 12))
+    raw = hidden @ np.random.default_rng(99).normal(size=(12, sum(GROUPS)))
+    parts = np.split(raw, np.cumsum(GROUPS)[:-1], axis=1)
+    unit = [
+        alpha * part / np.linalg.norm(part, axis=1, keepdims=True) for alpha, part in zip((1, 2, 3), parts, strict=True)
+    ]
+    return (np.concatenate(unit, axis=1) / 6).astype(np.float32)
+
+
+def naive(vectors: np.ndarray, query: np.ndarray, k: int, allowed: list[int] | None = None) -> list[int]:
+    rows = range(len(vectors)) if allowed is None else allowed
+    return sorted(rows, key=lambda row: (-float(np.dot(vectors[row], query)), row))[:k]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return embeddings(6_000)
+
+
+@pytest.fixture(scope="module")
+def graph_index(vectors: np.ndarray) -> Index:
+    return Index.build(vectors, groups=GROUPS, labels=np.arange(6_000) % 3, kind="hnsw")
+
+
+def test_flat_search_is_what_loops_give(vectors: np.ndarray) -> None:
+    some = vectors[:500]
+    index = Index.build(some, [f"image-{row}" for row in range(500)], groups=GROUPS)
+    found = index.search(vectors[500:520], k=7)
+    assert index.method == "flat"
+    assert found.scores.dtype == np.float32
+    for number, query in enumerate(vectors[500:520]):
+        rows = naive(some, query, 7)
+        assert found.rows[number].tolist() == rows
+        assert found.ids[number].tolist() == [f"image-{row}" for row in rows]
+        np.testing.assert_allclose(found.scores[number], some[rows] @ query, rtol=1e-5)
+
+
+@given(
+    rows=st.integers(1, 60),
+    queries=st.integers(1, 9),
+    k=st.integers(1, 70),
+    chunks=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_chunks_and_sizes_do_not_matter(rows: int, queries: int, k: int, chunks: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.integers(-3, 4, size=(rows * chunks, sum(GROUPS))).astype(np.float32)  # whole numbers: many ties
+    index = Index.build(vectors[:rows], list(range(rows)), groups=GROUPS)
+    for start in range(rows, len(vectors), rows):
+        index.add(vectors[start : start + rows], list(range(start, start + rows)))
+    wanted = rng.integers(-3, 4, size=(queries, sum(GROUPS))).astype(np.float32)
+    found = index.search(wanted, k)
+    k = min(k, len(vectors))
+    assert found.ids.shape == (queries, k)
+    exact = -np.sort(-(wanted @ vectors.T), axis=1)[:, :k]
+    np.testing.assert_array_equal(found.scores, exact)
+    np.testing.assert_array_equal(found.scores, np.einsum("qd,qkd->qk", wanted, vectors[found.ids]))
+    assert all(len(set(row)) == k for row in found.ids.tolist())
+
+
+def test_many_queries_are_searched_in_blocks(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Index.build(vectors, groups=GROUPS, kind="flat")
+    whole = index.search(vectors[:600], k=5)
+    monkeypatch.setattr("bier.search.vectors._SCORES_AT_ONCE", 256 * 1_000)
+    pieces = index.search(vectors[:600], k=5)
+    np.testing.assert_allclose(pieces.scores, whole.scores, atol=1e-6)
+    assert (pieces.ids == whole.ids).mean() > 0.999
+
+
+def test_the_graph_finds_nearly_all_and_scores_exactly(vectors: np.ndarray, graph_index: Index) -> None:
+    queries = embeddings(100, seed=5)
+    found, exact = graph_index.search(queries, 10), graph_index.search(queries, 10, exact=True)
+    assert graph_index.method == "hnsw"
+    assert recall(found.ids, exact.ids) >= 0.99
+    np.testing.assert_allclose(found.scores, np.einsum("qd,qkd->qk", queries, vectors[found.rows]), rtol=1e-5)
+
+
+def recall(found: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]))
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "funnel"])
+def test_the_funnel_ranks_the_first_learners_shortlist_by_the_whole_vector(vectors: np.ndarray, kind: str) -> None:
+    index = Index.build(vectors, groups=GROUPS, kind=kind)
+    query = embeddings(1, seed=3)[0]
+    found = index.search(query, k=5, shortlist=400)
+    shortlist = naive(vectors[:, :8], query[:8], 400)
+    wanted = naive(vectors, query, 5, shortlist)
+    if kind == "funnel":  # its shortlist comes from a graph
+        assert recall(found.ids[None], np.array([wanted])) >= 0.8
+    else:
+        assert found.ids.tolist() == wanted
+
+
+def test_a_shortlist_of_everything_is_exact(vectors: np.ndarray) -> None:
+    index = Index.build(vectors[:300], groups=GROUPS, kind="funnel")
+    np.testing.assert_array_equal(
+        index.search(vectors[:9], 4, shortlist=300).ids, index.search(vectors[:9], 4, exact=True).ids
+    )
+
+
+def test_auto_follows_the_size(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert index_module.EXACT_ROWS == 20_000
+    monkeypatch.setattr(index_module, "EXACT_ROWS", 1_000)
+    index = Index.build(vectors[:1_000], groups=GROUPS)
+    assert index.method == "flat"
+    index.add(vectors[1_000:1_500], list(range(1_000, 1_500)))
+    assert index.method == "hnsw"
+    assert index.search(vectors[1_400], 1).ids.tolist() == [1_400]
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "funnel"])
+def test_removed_images_never_come_back(vectors: np.ndarray, kind: str) -> None:
+    index = Index.build(vectors[:2_000], groups=GROUPS, kind=kind)
+    gone = index.search(vectors[7], 50).ids.tolist()
+    index.remove(gone)
+    assert len(index) == 1_950
+    assert index._entries.rows == 2_000, "a few removals leave tombstones"
+    kept = [row for row in range(2_000) if row not in gone]
+    assert recall(index.search(vectors[7], 10).ids[None], np.array([naive(vectors, vectors[7], 10, kept)])) >= 0.9
+    index.remove(kept[:500])
+    assert index._entries.rows == len(index) == 1_450, "many removals rebuild the index"
+    left = kept[500:]
+    assert index.ids == left
+    best = index.search(vectors[left[3]], 1)
+    assert best.ids.tolist() == [left[3]]
+    np.testing.assert_array_equal(index.vectors([left[3]])[0], vectors[left[3]])
+
+
+def test_a_mapped_graph_can_grow(vectors: np.ndarray, tmp_path) -> None:
+    Index.build(vectors[:500], groups=GROUPS, kind="hnsw").save(tmp_path / "index")
+    index = Index.load(tmp_path / "index")
+    index.save(tmp_path / "index")  # the file that it is mapped from goes away
+    index.add(vectors[500:600], list(range(500, 600)))
+    assert index.search(vectors[555], 1).ids.tolist() == [555]
+    assert index.search(vectors[55], 1).ids.tolist() == [55]
+
+
+def test_replacing_an_id(vectors: np.ndarray) -> None:
+    index = Index.build(vectors[:50], groups=GROUPS, labels=["old"] * 50)
+    with pytest.raises(SearchError, match=r"must hold new ids. 3 is in the index"):
+        index.add(vectors[60:62], [99, 3])
+    assert len(index) == 50, "nothing was added"
+    index.add(vectors[60:62], [99, 3], labels=["new", "new"], replace=True)
+    assert len(index) == 51
+    np.testing.assert_array_equal(index.vectors([3])[0], vectors[61])
+    assert index.entries([3, 4]) == [Entry(3, "new"), Entry(4, "old")]
+
+
+def filters(count: int) -> list:
+    rng = np.random.default_rng(1)
+    return [
+        {"label": 1},
+        {"label": ["0", 2]},
+        {"label": 1, "year": [2020, 2021]},
+        {"half": 1},
+        rng.random(count) < 0.02,
+        rng.random(count) < 0.5,
+        lambda entry: entry.metadata["year"] == 2023,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "funnel"])
+@pytest.mark.parametrize("number", range(7))
+def test_filters_cost_no_recall(vectors: np.ndarray, kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_SCAN_ROWS", 200)  # so that the graph answers the larger ones
+    metadata = [{"year": 2019 + row % 5, "half": row // 3_000} for row in range(6_000)]
+    labels = np.arange(6_000) % 3
+    index = Index.build(vectors, groups=GROUPS, labels=labels, metadata=metadata, kind=kind)
+    where = filters(6_000)[number]
+    if callable(where):
+        allowed = [row for row in range(6_000) if metadata[row]["year"] == 2023]
+    elif isinstance(where, np.ndarray):
+        allowed = np.flatnonzero(where).tolist()
+    else:
+        allowed = [
+            row
+            for row in range(6_000)
+            if ("label" not in where or str(labels[row]) in [str(one) for one in np.atleast_1d(where["label"])])
+            and all(metadata[row][key] in np.atleast_1d(where[key]) for key in where if key != "label")
+        ]
+    queries = embeddings(20, seed=8)
+    found = index.search(queries, 10, where=where)
+    wanted = []
+    for query in queries:
+        seen = naive(vectors[:, :8], query[:8], 400, allowed) if kind == "funnel" else allowed
+        wanted.append(naive(vectors, query, 10, seen))
+    assert recall(found.ids, np.array(wanted)) >= 0.99
+    assert np.isin(found.ids, allowed).all()
+
+
+def test_a_filter_far_from_the_query_still_gives_k(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_SCAN_ROWS", 10)
+    index = Index.build(vectors, groups=GROUPS, kind="hnsw")
+    query = vectors[0]
+    far = np.zeros(6_000, np.bool_)
+    far[np.argsort(vectors @ query)[:2_000]] = True
+    found = index.search(query, 10, where=far)
+    assert found.ids.tolist() == naive(vectors, query, 10, np.flatnonzero(far).tolist())
+
+
+def test_learners_search_their_own_parts(vectors: np.ndarray, graph_index: Index) -> None:
+    queries = embeddings(5, seed=4)
+    for learners, columns in ((1, slice(0, 8)), (2, slice(0, 24)), ([2], slice(8, 24)), ([2, 3], slice(8, 48))):
+        found = graph_index.search(queries, 6, learners=learners)
+        for number, query in enumerate(queries):
+            assert found.ids[number].tolist() == naive(vectors[:, columns], query[columns], 6)
+
+
+def test_the_shorter_vector_is_a_query_too(vectors: np.ndarray, graph_index: Index) -> None:
+    short = 2.0 * vectors[:, :24]  # the first two of three learners, weighted 1/3 and 2/3 instead of 1/6 and 2/6
+    found = graph_index.search(short[:5], 6, learners=2)
+    for number in range(5):
+        assert found.ids[number].tolist() == naive(short, short[number], 6)
+        np.testing.assert_allclose(found.scores[number], short[found.ids[number]] @ short[number], rtol=1e-4)
+
+
+def test_one_query_has_no_leading_dimension(vectors: np.ndarray, graph_index: Index) -> None:
+    one, many = graph_index.search(vectors[3], 4), graph_index.search(vectors[3:4], 4)
+    assert one.ids.shape == (4,)
+    np.testing.assert_array_equal(one.ids, many.ids[0])
+    assert graph_index.search(np.empty((0, 48)), 4).ids.shape == (0, 4)
+
+
+def test_an_empty_index_has_no_answers() -> None:
+    index = Index.build(np.empty((0, 48)), [], groups=GROUPS, kind="hnsw")
+    assert len(index) == 0
+    assert index.search(np.zeros((3, 48)), 5).ids.shape == (3, 0)
+    index.add(embeddings(3), ["a", "b", "c"])
+    assert index.search(embeddings(1)[0], 5).ids.tolist()[0] == "a"
+    index.remove(["a", "b", "c"])
+    assert index.search(np.zeros((3, 48)), 5).ids.shape == (3, 0)
+
+
+def test_any_layout_of_floats_will_do(vectors: np.ndarray) -> None:
+    index = Index.build(np.asfortranarray(vectors[:200].astype(np.float64)), groups=GROUPS)
+    doubled = np.repeat(vectors[:5], 2, axis=1)[:, ::2]
+    np.testing.assert_array_equal(index.search(doubled.astype(np.float64), 1).ids.ravel(), range(5))
+
+
+def test_searches_may_run_side_by_side(vectors: np.ndarray, graph_index: Index) -> None:
+    wanted = graph_index.search(vectors[:40], 5, where={"label": 1}).ids
+    answers: dict[int, np.ndarray] = {}
+
+    def work(number: int) -> None:
+        answers[number] = graph_index.search(vectors[:40], 5, where={"label": 1}).ids
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((answers[number] == wanted).all() for number in range(4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vectors": np.full((5, 48), np.nan)}, "Row 0 has NaN"),
+        ({"vectors": np.full((5, 48), 1e300)}, "Row 0 has NaN or infinity"),
+        ({"vectors": np.zeros(48)}, "shape \\(N, d\\)"),
+        ({"vectors": np.full((5, 48), "x")}, "must be numbers"),
+        ({"groups": (8, 16)}, "sum to 48"),
+        ({"groups": (48, 0)}, "above 0"),
+        ({"ids": ["a"] * 5}, "Got 'a' more than once"),
+        ({"ids": ["a"]}, "one id a vector, 5"),
+        ({"ids": [1.5, 2, 3, 4, 5]}, "strings or whole numbers. Got 1.5"),
+        ({"labels": ["a"]}, "one label a vector, 5"),
+        ({"labels": [[]] * 5}, "strings or whole numbers"),
+        ({"metadata": [1] * 5}, "mappings or None"),
+        ({"kind": "ivf"}, "must be one of"),
+        ({"effort": 10}, "at least 64"),
+    ],
+)
+def test_bad_collections_are_refused(change: dict, message: str) -> None:
+    good = {"vectors": embeddings(5), "ids": list("abcde"), "groups": GROUPS}
+    with pytest.raises(SearchError, match=message):
+        Index.build(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": np.zeros((2, 47))}, "must have 48 dimensions, as the index has. Got 47"),
+        ({"queries": np.full((2, 48), np.inf)}, "Row 0 has NaN"),
+        ({"k": 0}, "'k' parameter must be a whole number of at least 1. Got 0"),
+        ({"k": 2.5}, "Got 2.5"),
+        ({"shortlist": 4}, "'shortlist' parameter must be a whole number of at least 5"),
+        ({"where": np.zeros(3, np.bool_)}, "one a row"),
+        ({"learners": 4}, "between 1 and 3. Got 4"),
+        ({"learners": [0]}, "must name learners 1 to 3"),
+    ],
+)
+def test_bad_questions_are_refused(change: dict, message: str) -> None:
+    index = Index.build(embeddings(9), groups=GROUPS)
+    with pytest.raises(SearchError, match=message):
+        index.search(**{"queries": np.zeros((2, 48)), "k": 5, **change})
+
+
+def test_unknown_ids_are_refused(vectors: np.ndarray) -> None:
+    index = Index.build(vectors[:9], list("abcdefghi"), groups=GROUPS)
+    for ask in (index.remove, index.entries, index.vectors):
+        with pytest.raises(SearchError, match="It has no 'z'"):
+            ask(["a", "z"])
+    assert len(index) == 9
+    assert index.known(["a", "z"]) == ["a"]
