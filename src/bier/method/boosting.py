@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bier.errors import DataError
 from bier.method import equations
 from bier.method.ensemble import checked_groups
-from bier.method.losses import BinomialDeviance, pair_weight, triplet_weight
+from bier.method.losses import BinomialDeviance, pair_derivative, triplet_derivatives
 
 
 class BoostedParts(NamedTuple):
@@ -36,68 +36,78 @@ class BoostedLoss(nn.Module):
     """
 
     def __init__(
-        self, groups: Sequence[int], loss: Callable[[Tensor, Tensor], Tensor] | None = None, boost: bool = True
+        self,
+        groups: Sequence[int],
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        boost: bool = True,
     ) -> None:
         super().__init__()
         self.groups = checked_groups(groups)
         self.loss: Any = BinomialDeviance() if loss is None else loss
         self.boost = boost
+        self.rates, _ = equations.boosting_rates(len(self.groups))
 
     def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
         _check_batch(z, labels, sum(self.groups))
         parts = [equations.unit_rows(f) for f in z.split(self.groups, dim=1)]
-        similarities = torch.stack([f @ f.T for f in parts])  # (M, B, B)
+        # Gathering the pairs i<j costs far more than working on the whole symmetric matrix without its diagonal,
+        # which holds each of them twice and so has the same means.
+        similarities = [(f @ f.T).fill_diagonal_(0) for f in parts]  # M times (B, B)
+        same = labels[:, None] == labels[None, :]  # (B, B)
         if getattr(self.loss, "over", "pairs") == "triplets":
-            return self._over_triplets(similarities, labels)
-        return self._over_pairs(similarities, labels)
+            return self._over_triplets(similarities, same)
+        return self._over_pairs(similarities, same)
 
-    def _over_pairs(self, similarities: Tensor, labels: Tensor) -> BoostedParts:
-        pairs, positives = _pairs(labels)
-        scores = similarities.flatten(start_dim=1)[:, pairs]  # (M, P), positive pairs first
-        same = torch.arange(len(pairs), device=pairs.device) < positives
-        weights = torch.ones_like(scores)
-        if self.boost:
-            weights = equations.boosting_weights(scores, lambda s: pair_weight(self.loss, s, same))
-        losses = weights * torch.stack([self.loss(s, same) for s in scores])
-        learners = _mean(losses[:, :positives]) + _mean(losses[:, positives:])
-        return BoostedParts(learners.mean(), learners, _mean(weights[:, :positives]), _mean(weights[:, positives:]))
+    def _over_pairs(self, similarities: list[Tensor], same: Tensor) -> BoostedParts:
+        """Algorithm 1."""
+        positive, negative = _share(same.clone().fill_diagonal_(False), similarities[0]), _share(~same, similarities[0])
+        weight = torch.ones_like(positive)
+        running = torch.zeros_like(positive)
+        rows = []
+        for m, (rate, score) in enumerate(zip(self.rates, similarities, strict=True)):
+            if m and self.boost:
+                weight = equations.boosting_weight(pair_derivative(self.loss, running, same))
+            loss = _dot(self.loss(score, same), weight * (positive + negative))
+            rows.append((loss, _dot(weight, positive), _dot(weight, negative)))
+            running = equations.running_score(running, score.detach(), rate)
+        return _parts(rows)
 
-    def _over_triplets(self, similarities: Tensor, labels: Tensor) -> BoostedParts:
-        anchor, other, valid = _triplets(labels)
-        positive = similarities[:, anchor, other][:, :, None].expand(-1, -1, len(labels))[:, valid]  # (M, P)
-        negative = similarities[:, anchor][:, valid]  # (M, P)
-        weights = torch.ones_like(positive)
-        if self.boost:
-            weights = equations.triplet_boosting_weights(
-                positive, negative, lambda p, n: triplet_weight(self.loss, p, n)
+    def _over_triplets(self, similarities: list[Tensor], same: Tensor) -> BoostedParts:
+        """Appendix B: a triplet is an ordered positive pair (anchor, other), of which there are A, and a negative."""
+        anchor, other = same.clone().fill_diagonal_(False).nonzero(as_tuple=True)  # (A,), (A,)
+        share = _share(~same.index_select(0, anchor), similarities[0])  # (A, B)
+        weight = torch.ones_like(share)
+        running = (torch.zeros_like(share), torch.zeros_like(share))
+        rows = []
+        for m, (rate, score) in enumerate(zip(self.rates, similarities, strict=True)):
+            if m and self.boost:
+                weight = equations.triplet_boosting_weight(*triplet_derivatives(self.loss, *running))
+            negative = score.index_select(0, anchor)  # (A, B)
+            positive = score[anchor, other][:, None].expand_as(negative)  # (A, B)
+            mean_weight = _dot(weight, share)
+            rows.append((_dot(self.loss(positive, negative), weight * share), mean_weight, mean_weight))
+            running = (
+                equations.running_score(running[0], positive.detach(), rate),
+                equations.running_score(running[1], negative.detach(), rate),
             )
-        losses = weights * torch.stack([self.loss(p, n) for p, n in zip(positive, negative, strict=True)])
-        learners = _mean(losses)
-        return BoostedParts(learners.mean(), learners, _mean(weights), _mean(weights))
+        return _parts(rows)
 
     def extra_repr(self) -> str:
         return f"groups={self.groups}, loss={self.loss}, boost={self.boost}"
 
 
-def _mean(values: Tensor) -> Tensor:
-    """(M, P) -> (M,), 0 where P = 0."""
-    return values.sum(dim=1) / max(values.shape[1], 1)
+def _share(chosen: Tensor, like: Tensor) -> Tensor:
+    """A bool mask as weights that turn a sum into the mean over what is chosen (and into 0 if nothing is)."""
+    return chosen.to(like.dtype) / chosen.sum().clamp_min(1)
 
 
-def _pairs(labels: Tensor) -> tuple[Tensor, int]:
-    """Positions i * B + j of all pairs i<j in the flat (B, B) matrix, positive ones first, and their number."""
-    same = labels[:, None] == labels[None, :]
-    upper = torch.ones_like(same).triu(diagonal=1)
-    positive = (same & upper).flatten().nonzero().squeeze(1)
-    negative = (~same & upper).flatten().nonzero().squeeze(1)
-    return torch.cat([positive, negative]), len(positive)
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.flatten(), b.flatten())
 
 
-def _triplets(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ordered positive pairs (anchor, other), both (A,), and which images (A, B) are negatives of the anchor."""
-    same = labels[:, None] == labels[None, :]
-    anchor, other = (same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)).nonzero(as_tuple=True)
-    return anchor, other, ~same[anchor]
+def _parts(rows: list[tuple[Tensor, Tensor, Tensor]]) -> BoostedParts:
+    learners, positive, negative = (torch.stack(column) for column in zip(*rows, strict=True))
+    return BoostedParts(learners.mean(), learners, positive, negative)
 
 
 def _check_batch(z: Tensor, labels: Tensor, dimension: int) -> None:

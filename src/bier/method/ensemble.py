@@ -49,11 +49,10 @@ class EmbeddingEnsemble(nn.Module):
         """z (B, d) -> M tensors (B, d_m)."""
         if z.ndim != 2 or z.shape[1] != self.dimension:
             raise DataError(f"Expected embeddings of shape (N, {self.dimension}). Got {tuple(z.shape)} instead.")
-        return z.split(self.groups, dim=1)
+        parts: tuple[Tensor, ...] = z.split(self.groups, dim=1)
+        return parts
 
-    def vector(
-        self, z: Tensor, weighting: equations.Weighting = "alpha", learners: int | None = None
-    ) -> Tensor:
+    def vector(self, z: Tensor, weighting: equations.Weighting = "alpha", learners: int | None = None) -> Tensor:
         """Line 10: z (B, d) -> the test-time vector, whose dot product compares two images.
 
         `learners=m` keeps the first m learners only, weighted as an ensemble of m by its own alphas.

@@ -47,9 +47,7 @@ def cosine_similarity(f: Tensor, g: Tensor) -> Tensor:
     return unit_rows(f) @ unit_rows(g).T
 
 
-def binomial_deviance(
-    s: Tensor, same: Tensor, beta1: float = 2.0, beta2: float = 0.5, cost: float = 25.0
-) -> Tensor:
+def binomial_deviance(s: Tensor, same: Tensor, beta1: float = 2.0, beta2: float = 0.5, cost: float = 25.0) -> Tensor:
     """Line 2. log(1 + exp(-(2y-1) b1 (s-b2) C_y)) with C_1 = 1, C_0 = `cost`: (P,), bool (P,) -> (P,)."""
     return F.softplus(_deviance_exponent(s, same, beta1, beta2, cost))
 
@@ -62,7 +60,8 @@ def binomial_deviance_weight(
 
 
 def _deviance_exponent(s: Tensor, same: Tensor, beta1: float, beta2: float, cost: float) -> Tensor:
-    return beta1 * (s - beta2) * torch.where(same, -1.0, cost).to(s.dtype)
+    factor = cost - (cost + 1) * same.to(s.dtype)  # -1 for a positive pair; much cheaper than torch.where
+    return beta1 * (s - beta2) * factor
 
 
 def contrastive(s: Tensor, same: Tensor, margin: float = 0.5) -> Tensor:
@@ -97,31 +96,25 @@ def boosting_rates(learners: int) -> tuple[tuple[float, ...], tuple[float, ...]]
 def ensemble_score(scores: Tensor) -> Tensor:
     """Line 5. F = sum_m alpha_m s_m: (M, ...) -> (...)."""
     _, alpha = boosting_rates(len(scores))
-    return torch.tensordot(scores.new_tensor(alpha), scores, dims=1)
+    return torch.einsum("m,m...->...", scores.new_tensor(alpha), scores)
 
 
-def running_scores(scores: Tensor) -> Tensor:
-    """Line 6. s^0 = 0; s^m = (1-eta_m) s^{m-1} + eta_m s_m: (M, ...) -> (M, ...), whose last is F."""
-    eta, _ = boosting_rates(len(scores))
-    running = [scores[0]]  # eta_1 = 1
-    for rate, score in zip(eta[1:], scores[1:], strict=True):
-        running.append((1 - rate) * running[-1] + rate * score)
-    return torch.stack(running)
+def running_score(previous: Tensor, score: Tensor, rate: float) -> Tensor:
+    """Line 6. s^m = (1-eta_m) s^{m-1} + eta_m s_m, from s^0 = 0, so that s^M = F: (...), (...) -> (...)."""
+    return torch.lerp(previous, score, rate)
 
 
-def boosting_weights(scores: Tensor, derivative: Callable[[Tensor], Tensor]) -> Tensor:
-    """Line 7. w^1 = 1; w^{m+1} = |loss'(s^m)|: scores (M, P) -> weights (M, P), cut off from the gradient."""
-    running = running_scores(scores.detach())
-    return torch.stack([torch.ones_like(running[0]), *(derivative(s).detach() for s in running[:-1])])
+def boosting_weight(derivative: Tensor) -> Tensor:
+    """Line 7. w^1 = 1; w^{m+1} = |loss'(s^m)|: (...) -> (...), cut off from the gradient."""
+    return derivative.detach().abs()
 
 
-def triplet_boosting_weights(
-    positive: Tensor, negative: Tensor, derivative: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Line 8. s+ and s- run separately; w^{m+1} = |loss'(s^{m+}, s^{m-})|: (M, P), (M, P) -> (M, P)."""
-    running = zip(running_scores(positive.detach()), running_scores(negative.detach()), strict=True)
-    later = [derivative(s_positive, s_negative).detach() for s_positive, s_negative in running][:-1]
-    return torch.stack([torch.ones_like(positive[0]), *later])
+def triplet_boosting_weight(by_positive: Tensor, by_negative: Tensor) -> Tensor:
+    """Line 8. w^{m+1} = |loss'(s^{m+}, s^{m-})|: (...), (...) -> (...), cut off from the gradient.
+
+    s+ and s- run separately. For a loss of their difference both derivatives have the same size; else their mean.
+    """
+    return (by_positive.detach().abs() + by_negative.detach().abs()) / 2
 
 
 def group_sizes(dimensions: int, groups: int) -> tuple[int, ...]:
@@ -207,9 +200,7 @@ def adversarial_loss(similarity: Tensor, weight: Tensor, lambda_w: float) -> Ten
     return lambda_w * weight - similarity
 
 
-def momentum_step(
-    w: Tensor, velocity: Tensor, gradient: Tensor, rate: float, momentum: float
-) -> tuple[Tensor, Tensor]:
+def momentum_step(w: Tensor, velocity: Tensor, gradient: Tensor, rate: float, momentum: float) -> tuple[Tensor, Tensor]:
     """Line 17. One step of SGD with momentum, the solver of the initialisation: -> (w, velocity)."""
     velocity = momentum * velocity - rate * gradient
     return w + velocity, velocity

@@ -1,9 +1,9 @@
 """The three losses of the paper on similarities, with its parameters as defaults.
 
-A loss on pairs is any function of (similarity (P,), same (P,) bool) -> (P,). A loss on triplets has the attribute
-`over = "triplets"` and is a function of (positive similarity (P,), negative similarity (P,)) -> (P,). One that also
-has a method `weight` with the same arguments gives the boosting weights in closed form; for any other they come
-from automatic differentiation.
+A loss on pairs is any elementwise function of (similarity, same), the second bool and of the same shape. A loss on
+triplets has the attribute `over = "triplets"` and is an elementwise function of (positive similarity, negative
+similarity). One that also has a method `weight` with the same arguments gives the boosting weights in closed form;
+for any other they come from automatic differentiation.
 """
 
 import math
@@ -74,25 +74,25 @@ class Triplet(_Checked):
         return equations.triplet_weight(positive, negative, self.margin)
 
 
-def pair_weight(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
-    """|d loss / d similarity|: in closed form where the loss has one, else by automatic differentiation."""
+def pair_derivative(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
+    """d loss / d similarity up to its sign: in closed form where the loss has one, else by differentiation."""
     if hasattr(loss, "weight"):
         closed_form: Tensor = loss.weight(similarity, same)
         return closed_form
-    return differentiated(lambda s: loss(s, same), similarity)[0]
+    return _differentiate(lambda s: loss(s, same), similarity)[0]
 
 
-def triplet_weight(loss: Any, positive: Tensor, negative: Tensor) -> Tensor:
-    """The mean of |d loss / d s+| and |d loss / d s-|, which are equal for a loss of their difference."""
+def triplet_derivatives(loss: Any, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
+    """d loss / d s+ and d loss / d s- up to their signs."""
     if hasattr(loss, "weight"):
         closed_form: Tensor = loss.weight(positive, negative)
-        return closed_form
-    by_positive, by_negative = differentiated(loss, positive, negative)
-    return (by_positive + by_negative) / 2
+        return closed_form, closed_form
+    by_positive, by_negative = _differentiate(loss, positive, negative)
+    return by_positive, by_negative
 
 
-def differentiated(loss: Any, *scores: Tensor) -> list[Tensor]:
-    """|derivative| of an elementwise loss with respect to each of its scores, without touching the graph."""
+def _differentiate(loss: Any, *scores: Tensor) -> list[Tensor]:
+    """The derivative of an elementwise loss with respect to each of its scores, without touching the graph."""
     with torch.enable_grad():
         leaves = [score.detach().requires_grad_() for score in scores]
         values = loss(*leaves)
@@ -100,6 +100,6 @@ def differentiated(loss: Any, *scores: Tensor) -> list[Tensor]:
             return [torch.zeros_like(leaf) for leaf in leaves]
         gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     return [
-        torch.zeros_like(leaf) if gradient is None else gradient.abs()
+        torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, gradients, strict=True)
     ]

@@ -1,0 +1,67 @@
+"""The same idea for classification: the last fully connected layer is cut into groups, each with a classifier."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bier.errors import ConfigError, DataError
+from bier.method import equations
+from bier.method.boosting import BoostedParts
+from bier.method.ensemble import checked_groups
+
+
+class BoostedClassifier(nn.Module):
+    """A linear classifier on each group of the last hidden layer, boosted with cross-entropy.
+
+    The running prediction of line 6 runs over logits. The weight of an image for learner m+1 is the size of the
+    derivative of the cross-entropy at s^m with respect to the logit of its own class: 1 - p(own class), in (0, 1).
+    `boost=False` trains every classifier on every image alike; one group gives the plain network.
+
+    As in `BoostedLoss`, called with the raw embedding z (B, d) and labels (B,). `logits` gives the ensemble's answer.
+    """
+
+    def __init__(self, groups: Sequence[int], classes: int, boost: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        if classes < 2:
+            raise ConfigError(f"The 'classes' parameter must be at least 2. Got {classes!r} instead.")
+        self.groups = checked_groups(groups)
+        self.boost = boost
+        self.dropout = nn.Dropout(dropout)
+        self.heads = nn.ModuleList(nn.Linear(size, classes) for size in self.groups)
+        self.rates, _ = equations.boosting_rates(len(self.groups))
+
+    def learner_logits(self, z: Tensor) -> list[Tensor]:
+        """z (B, d) -> M times (B, classes)."""
+        parts = self.dropout(z).split(self.groups, dim=1)
+        return [head(f) for head, f in zip(self.heads, parts, strict=True)]
+
+    def logits(self, z: Tensor) -> Tensor:
+        """F = sum_m alpha_m logits_m: z (B, d) -> (B, classes)."""
+        return equations.ensemble_score(torch.stack(self.learner_logits(z)))
+
+    def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        """The weighted cross-entropy of each learner; both mean weights of the parts are those of all images."""
+        if labels.shape != z.shape[:1] or labels.is_floating_point():
+            raise DataError(
+                f"Expected one integer label for each of the {len(z)} images. "
+                f"Got {labels.dtype} of shape {tuple(labels.shape)} instead."
+            )
+        all_logits = self.learner_logits(z)
+        weight = torch.ones(len(z), dtype=z.dtype, device=z.device)
+        running = torch.zeros_like(all_logits[0])
+        losses, means = [], []
+        for m, (rate, logits) in enumerate(zip(self.rates, all_logits, strict=True)):
+            if m and self.boost:
+                weight = equations.boosting_weight(1 - _own_probability(running, labels))
+            losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).mean())
+            means.append(weight.mean())
+            running = equations.running_score(running, logits.detach(), rate)
+        learners, mean_weights = torch.stack(losses), torch.stack(means)
+        return BoostedParts(learners.mean(), learners, mean_weights, mean_weights)
+
+
+def _own_probability(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B, classes), (B,) -> (B,)."""
+    return logits.softmax(dim=1).gather(1, labels[:, None].long()).squeeze(1)
