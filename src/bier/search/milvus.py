@@ -28,13 +28,18 @@ from bier.search.queries import Learners, checked_queries, chosen_learners, span
 
 _BATCH = 1_000  # rows a request: 2.4 MB at 512 dimensions, well below gRPC's limit
 _MOST = 16_384  # Milvus answers no more than this to one query
+_HINTS = {
+    "Open local milvus failed": "Is another process using the file?",
+    "multiple vector fields": "Milvus 2.4 or newer is needed.",
+}
 
 
 class MilvusStore:
     """A Milvus collection with the fields id, label, path, entry (JSON), vector and learner_1.
 
     It differs from `Index` in this: ids are all strings or all whole numbers; `where` must be a mapping; `Found.rows`
-    is None; k and shortlist go up to 16,384; a user name or token is read from the variable MILVUS_TOKEN.
+    is None; k and shortlist go up to 16,384; a token is read from the variable MILVUS_TOKEN.
+    A server must be Milvus 2.4 or newer, the first with two vectors a row.
     """
 
     def __init__(self, uri: str, groups: Sequence[int] | None = None, about: Mapping[str, Any] | None = None) -> None:
@@ -167,6 +172,9 @@ class MilvusStore:
             hits = self._ask(wanted[:, spans(self.groups)[0]], "learner_1", k, condition)
         else:
             hits = self._ask(wanted, "vector", k, condition)
+        if not hits:
+            k = min(k, len(self))
+            return Found(np.empty((0, k), object), np.empty((0, k), np.float32))
         return _found(hits, np.ndim(queries) == 1)
 
     def _funnel(self, query: Floats, k: int, shortlist: int, condition: str) -> list[tuple[Id, float]]:
@@ -249,8 +257,10 @@ class MilvusStore:
         except self._failure as error:
             place = self._address.target if not self._address.local else Path(self._address.target).name
             reason = str(getattr(error, "message", error)).strip().splitlines()[0].rstrip(".")
-            hint = " Is another process using the file?" if "Open local milvus failed" in reason else ""
-            raise SearchError(f"The Milvus store {place} could not do what was asked: {reason}.{hint}") from error
+            hints = [f" {hint}" for sign, hint in _HINTS.items() if sign in reason]
+            raise SearchError(
+                f"The Milvus store {place} could not do what was asked: {reason}.{''.join(hints)}"
+            ) from error
 
 
 def _no_lengths() -> Floats:
