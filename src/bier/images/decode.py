@@ -54,6 +54,11 @@ def open_image(source: Source, *, at_least: int | None = None, box: Box | None =
 
     Missing, empty, broken, truncated and oversized files (`MAX_PIXELS`) are a DataError that names the file.
     """
+    if not isinstance(source, str | os.PathLike | bytes | Image.Image | np.ndarray):
+        raise DataError(
+            "A picture must be a path, the bytes of a file, a PIL image or an array. "
+            f"Got {type(source).__name__} instead."
+        )
     name = _name(source)
     try:
         with _without_pillow_warnings():

@@ -1,7 +1,7 @@
 """Prepared images by number, and batches of them as tensors."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,23 +114,25 @@ class PreparedImages:
         x1, y1, x2, y2 = (float(value) for value in self.boxes[index])
         return x1, y1, x2, y2
 
-    def _attempts(self, indices: Sequence[int]) -> list[NDArray[np.uint8] | str]:
-        """The pixels of each image, or why it cannot be read."""
-        answers: list[NDArray[np.uint8] | str] = []
+    def _attempt(self, indices: Sequence[int]) -> tuple[torch.Tensor, dict[int, str]]:
+        """The pixels (n, size, size, 3) of those that can be read, and why the others cannot."""
+        rows: list[NDArray[np.uint8]] = []
+        reasons: dict[int, str] = {}
         for index in indices:
             try:
-                answers.append(self._read(index))
+                rows.append(self._read(index))
             except DataError as error:
-                answers.append(str(error))
-        return answers
+                reasons[index] = str(error)
+        return torch.from_numpy(np.array(rows, np.uint8).reshape(-1, self.size, self.size, 3)), reasons
 
-    def _can_read(self, indices: Sequence[int]) -> list[str | None]:
-        return [answer if isinstance(answer, str) else None for answer in self._attempts(indices)]
+    def _why_not(self, indices: Sequence[int]) -> dict[int, str]:
+        return self._attempt(indices)[1]
 
-    def _note(self, index: int, reason: str) -> None:
-        image = self.images[index]
-        path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
-        self.broken.append(Broken(index, path, reason))
+    def _note(self, reasons: Mapping[int, str]) -> None:
+        for index, reason in reasons.items():
+            image = self.images[index]
+            path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+            self.broken.append(Broken(index, path, reason))
 
     def _pass_workers(self, images: int) -> int:
         if self.workers is not None:
@@ -140,11 +142,10 @@ class PreparedImages:
     def _check_all(self, progress: Progress | None) -> None:
         chunks = _chunks(range(len(self)))
         done = 0
-        for reasons in run_in_order(self._can_read, chunks, self._pass_workers(len(self))):
-            for index, reason in enumerate(reasons, start=done):
-                if reason is not None:
-                    self._note(index, reason)
-            done += len(reasons)
+        answers = run_in_order(self._why_not, chunks, self._pass_workers(len(self)))
+        for chunk, reasons in zip(chunks, answers, strict=True):
+            self._note(reasons)
+            done += len(chunk)
             if progress is not None:
                 progress(done, len(self))
 
@@ -153,15 +154,13 @@ class PreparedImages:
             chunks = _chunks(stale)
             done = 0
             self._cache = None  # what travels to the workers
-            answers = run_in_order(self._attempts, chunks, self._pass_workers(len(stale)))
-            for chunk, attempts in zip(chunks, answers, strict=True):
-                good = {i: a for i, a in zip(chunk, attempts, strict=True) if not isinstance(a, str)}
-                cache.store(good)
-                for index, attempt in zip(chunk, attempts, strict=True):
-                    if isinstance(attempt, str):
-                        if not skip_broken:
-                            raise DataError(attempt)
-                        self._note(index, attempt)
+            answers = run_in_order(self._attempt, chunks, self._pass_workers(len(stale)))
+            for chunk, (pixels, reasons) in zip(chunks, answers, strict=True):
+                good = [index for index in chunk if index not in reasons]
+                cache.store(dict(zip(good, pixels.numpy(), strict=True)))
+                if reasons and not skip_broken:
+                    raise DataError(next(iter(reasons.values())))
+                self._note(reasons)
                 done += len(chunk)
                 if progress is not None:
                     progress(done, len(stale))
@@ -200,13 +199,13 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for pixels, indices in run_in_order(self._batch, self.plan, self.workers):
-            yield torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.from_numpy(indices)
+            yield pixels.permute(0, 3, 1, 2), torch.from_numpy(indices)
 
-    def _batch(self, batch: Sequence[tuple[int, int]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _batch(self, batch: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, NDArray[np.int64]]:
         pixels = np.empty((len(batch), self.crop, self.crop, 3), np.uint8)
         for row, (index, seed) in zip(pixels, batch, strict=True):
             row[:] = augmented(self.source[index], self.crop, self.augment, seed)
-        return pixels, np.array([index for index, _ in batch], np.int64)
+        return torch.from_numpy(pixels), np.array([index for index, _ in batch], np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"plan": ()}  # workers are told what to do and need no plan

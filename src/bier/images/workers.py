@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bier.errors import BierError, ConfigError
+from bier.errors import BierError, ConfigError, DataError
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -32,7 +32,8 @@ def run_in_order(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: in
 
     With `workers` 0 everything happens in this process, one job when its answer is asked for. Otherwise up to two
     jobs a worker are read ahead, `jobs` may be endless, and `task` must be picklable where processes are not forked.
-    A BierError in a worker is raised here as it was there. The global generators of torch are left alone.
+    A BierError in a worker is raised here as it was there. Large answers should be tensors: they come back through
+    shared memory. The global generators of torch are left alone.
     """
     if workers == 0:
         for job in jobs:
@@ -51,10 +52,26 @@ def run_in_order(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: in
                 generator=torch.Generator(),
             )
         )
-    for answer in answers:
+    while (answer := _next_answer(answers)) is not _DONE:
         if isinstance(answer, _Failure):
             raise answer.error
         yield answer
+
+
+_DONE = object()
+
+
+def _next_answer(answers: Iterator[Any]) -> Any:
+    try:
+        return next(answers, _DONE)
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise DataError(
+            f"A worker process that reads images died ({reason}), most likely for want of memory or of shared memory; "
+            "try fewer workers, or 0."
+        ) from error
 
 
 class _Failure:

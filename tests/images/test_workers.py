@@ -1,0 +1,95 @@
+"""Processes that work in order, report clean errors and leave nothing behind."""
+
+import multiprocessing
+import os
+import signal
+import time
+from itertools import count
+
+import pytest
+import torch
+
+from bier.errors import ConfigError, DataError
+from bier.images.workers import check_workers, default_workers, run_in_order
+
+
+def square_after_a_nap(number: int) -> int:
+    time.sleep(0.02 * (number % 3 == 0))
+    return number * number
+
+
+def fail_at_three(number: int) -> int:
+    if number == 3:
+        raise DataError("The number 3 is broken.")
+    return number
+
+
+def stumble(number: int) -> int:
+    raise ZeroDivisionError("a mistake of ours")
+
+
+def die(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def threads(number: int) -> int:
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_answers_come_in_order(workers: int) -> None:
+    assert list(run_in_order(square_after_a_nap, range(10), workers)) == [n * n for n in range(10)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_arrives_clean_and_after_the_answers_before_it(workers: int) -> None:
+    answers = run_in_order(fail_at_three, range(9), workers)
+    assert [next(answers) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(DataError) as caught:
+        next(answers)
+    assert str(caught.value) == "The number 3 is broken."
+    assert type(caught.value) is DataError
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_mistakes_of_ours_are_not_dressed_up(workers: int) -> None:
+    with pytest.raises(ZeroDivisionError, match="a mistake of ours"):
+        list(run_in_order(stumble, range(2), workers))
+
+
+def test_a_worker_that_dies() -> None:
+    with pytest.raises(
+        DataError, match=r"A worker process that reads images died \(.*try fewer workers, or 0"
+    ) as caught:
+        list(run_in_order(die, range(4), 1))
+    assert "\n" not in str(caught.value)
+
+
+def test_endless_jobs_and_an_early_end_leave_no_process() -> None:
+    answers = run_in_order(square_after_a_nap, count(), 2)
+    assert [next(answers) for _ in range(4)] == [0, 1, 4, 9]
+    answers.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert multiprocessing.active_children() == []
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    list(run_in_order(square_after_a_nap, range(3), 2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_workers_use_one_thread_each() -> None:
+    assert list(run_in_order(threads, range(2), 1)) == [1, 1]
+
+
+def test_numbers_of_workers() -> None:
+    assert 1 <= default_workers() <= 4
+    assert check_workers(None) is None
+    assert check_workers(0) == 0
+    with pytest.raises(ConfigError, match="Got -1 instead"):
+        check_workers(-1)
