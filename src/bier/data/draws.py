@@ -12,7 +12,9 @@ class Draws:
     """A stream of random integers, fixed by a tuple of whole numbers (a seed and whatever names the stream)."""
 
     def __init__(self, *key: int) -> None:
-        self._bits = np.random.PCG64(np.random.SeedSequence([abs(part) for part in key]))
+        # The length is part of the key because NumPy ignores zeros at the end; negative seeds are taken modulo 2^64.
+        words = [len(key), *(part % 2**64 for part in key)]
+        self._bits = np.random.PCG64(np.random.SeedSequence(words))
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """`count` raw 64-bit words."""

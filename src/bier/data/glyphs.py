@@ -39,21 +39,22 @@ class Drawing:
 
     images: int = 20  # per class
     size: int = 48
-    turn: int = 14  # degrees, either way
-    scale: tuple[int, int] = (70, 115)  # percent
-    stretch: int = 20  # percent, of width against height, either way
-    shear: int = 20  # percent, either way
-    shift: int = 6  # pixels, either way
-    weight: tuple[int, int] = (-1, 2)  # strokes: eroded once ... dilated twice
-    contrast: tuple[int, int] = (45, 150)  # grey levels between character and background
-    tint: int = 35  # grey levels by which each colour channel may differ
-    texture: tuple[int, int] = (0, 60)  # grey levels of unevenness of the background
-    clutter: tuple[int, int] = (0, 3)  # neighbouring characters that reach into the picture
-    clutter_distance: tuple[int, int] = (22, 34)  # pixels from centre to centre
-    erased: tuple[int, int] = (0, 2)  # patches that hide something
+    turn: int = 10  # degrees, either way
+    scale: tuple[int, int] = (80, 115)  # percent
+    stretch: int = 12  # percent, of width against height, either way
+    shear: int = 12  # percent, either way
+    shift: int = 3  # pixels, either way
+    weight: tuple[int, int] = (-1, 1)  # strokes: thinner once to thicker once
+    contrast: tuple[int, int] = (90, 200)  # grey levels between character and background
+    inverted: int = 0  # percent of images with light ink on dark paper
+    tint: int = 25  # grey levels by which each colour channel may differ
+    texture: tuple[int, int] = (0, 30)  # grey levels of unevenness of the background
+    clutter: tuple[int, int] = (0, 1)  # neighbouring characters that reach into the picture
+    clutter_distance: tuple[int, int] = (30, 38)  # pixels from centre to centre
+    erased: tuple[int, int] = (0, 1)  # patches that hide something
     erased_size: tuple[int, int] = (6, 15)  # pixels
-    blur: tuple[int, int] = (0, 2)  # passes of a 3x3 binomial filter
-    noise: tuple[int, int] = (0, 36)  # grey levels
+    blur: tuple[int, int] = (0, 1)  # passes of a 3x3 binomial filter
+    noise: tuple[int, int] = (0, 20)  # grey levels
 
 
 DRAWING = Drawing()
@@ -150,10 +151,10 @@ def _placed(cells: Bytes, moves: Ints, how: Drawing, draws: Draws) -> Bytes:
 
 def _colours(how: Drawing, draws: Draws, n: int) -> tuple[Ints, Ints]:
     """Background and ink, (n, 3) each, apart by the contrast in grey and tinted each on its own."""
-    paper = draws.between(0, 255, n)
     gap = draws.between(*how.contrast, n)
-    darker = np.where(paper < gap, False, np.where(paper + gap > 255, True, draws.between(0, 1, n) == 1))
-    ink = np.where(darker, paper - gap, paper + gap)
+    dark = draws.between(0, 255, n) * (255 - gap) // 255
+    inverted = draws.between(1, 100, n) <= how.inverted
+    paper, ink = np.where(inverted, dark, dark + gap), np.where(inverted, dark + gap, dark)
     tints = draws.between(-how.tint, how.tint, n * 6).reshape(2, n, 3)
     return paper[:, None] + tints[0], ink[:, None] + tints[1]
 

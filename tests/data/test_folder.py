@@ -1,0 +1,99 @@
+"""Any folder of images: one folder a class."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bier.data import load
+from bier.errors import DataError
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_images_at_any_depth_and_nothing_else(tmp_path: Path) -> None:
+    touch(
+        tmp_path / "cat" / "1.jpg",
+        tmp_path / "cat" / "deep" / "er" / "2.PNG",
+        tmp_path / "cat" / "notes.txt",
+        tmp_path / "cat" / ".hidden.jpg",
+        tmp_path / "cat" / ".thumbs" / "3.jpg",
+        tmp_path / "dog" / "1.webp",
+        tmp_path / "empty" / "readme.md",
+        tmp_path / ".git" / "x.jpg",
+        tmp_path / "stray.jpg",
+    )
+    dataset = load("folder", tmp_path)
+    found = {
+        part.classes[label]: [Path(i).relative_to(tmp_path).as_posix() for i in part.images]
+        for part in dataset.parts.values()
+        for label in part.labels
+    }
+    assert found == {"cat": ["cat/1.jpg", "cat/deep/er/2.PNG"], "dog": ["dog/1.webp"]}
+    assert dataset.protocol == "self"
+
+
+def test_split_and_seed_reach_the_folder(tmp_path: Path) -> None:
+    touch(*(tmp_path / f"class {c}" / f"{i}.jpg" for c in range(20) for i in range(4)))
+    dataset = load("folder", tmp_path, test_share=0.25, validation=0.2, seed=3)
+    assert {name: part.present for name, part in dataset.parts.items()} == {"train": 12, "validation": 3, "test": 5}
+    assert dataset["test"].images != load("folder", tmp_path, test_share=0.25, seed=4)["test"].images
+    inside = load("folder", tmp_path, split="inside", test_share=0.25)
+    assert {name: len(part) for name, part in inside.parts.items()} == {"train": 60, "test": 20}
+    assert inside["train"].present == inside["test"].present == 20
+    assert inside.split["kind"] == "inside"
+
+
+def test_train_and_test_folders_are_taken_as_they_are(tmp_path: Path) -> None:
+    touch(*(tmp_path / "train" / c / "1.jpg" for c in "abc"), tmp_path / "test" / "x" / "1.jpg")
+    dataset = load("folder", tmp_path)
+    assert dataset["train"].classes == ("a", "b", "c")
+    assert dataset["test"].classes == ("x",)
+    assert dataset.split["kind"] == "given"
+    held = load("folder", tmp_path, validation=0.34)
+    assert {name: part.present for name, part in held.parts.items()} == {"train": 2, "validation": 1, "test": 1}
+    touch(tmp_path / "validation" / "v" / "1.jpg")
+    assert load("folder", tmp_path)["validation"].classes == ("v",)
+
+
+def test_query_and_gallery_folders_share_their_classes(tmp_path: Path) -> None:
+    touch(tmp_path / "train" / "a" / "1.jpg", tmp_path / "query" / "x" / "1.jpg")
+    touch(tmp_path / "gallery" / "b" / "1.jpg", tmp_path / "gallery" / "x" / "2.jpg")
+    dataset = load("folder", tmp_path)
+    assert dataset.protocol == "query-gallery"
+    assert dataset["query"].classes == dataset["gallery"].classes == ("b", "x")
+    assert dataset["query"].labels.tolist() == [1]
+    assert dataset["gallery"].labels.tolist() == [0, 1]
+
+
+def test_classes_that_happen_to_be_called_train_and_test(tmp_path: Path) -> None:
+    """Without class folders inside, these are classes like any other."""
+    touch(tmp_path / "train" / "1.jpg", tmp_path / "test" / "1.jpg")
+    dataset = load("folder", tmp_path)
+    assert sorted(dataset["train"].classes + dataset["test"].classes) == ["test", "train"]
+
+
+def test_names_of_any_encoding(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", "日本".encode(), "naïve".encode()):
+        touch(tmp_path / os.fsdecode(name) / os.fsdecode(b"\xff\xfe 1.jpg"))
+    dataset = load("folder", tmp_path)
+    classes = {os.fsencode(name) for part in dataset.parts.values() for name in part.classes}
+    assert classes == {b"caf\xe9", "日本".encode(), "naïve".encode()}
+    assert all(Path(image).is_file() for part in dataset.parts.values() for image in part.images)
+
+
+def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="one folder a class"):
+        load("folder", tmp_path)
+    with pytest.raises(DataError, match="There is no folder"):
+        load("folder", tmp_path / "absent")
+    touch(tmp_path / "a" / "x.txt")
+    with pytest.raises(DataError, match="must hold images"):
+        load("folder", tmp_path)
+    touch(tmp_path / "a" / "x.jpg")
+    with pytest.raises(DataError, match="at least two classes"):
+        load("folder", tmp_path)

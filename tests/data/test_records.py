@@ -1,0 +1,61 @@
+"""Parts and data sets."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bier.data import Dataset, Part
+from bier.errors import DataError
+
+
+def paths(count: int) -> tuple[Path, ...]:
+    return tuple(Path(f"{i}.jpg") for i in range(count))
+
+
+def test_select_keeps_labels_classes_and_boxes_together() -> None:
+    boxes = np.arange(16, dtype=np.float32).reshape(4, 4)
+    part = Part(paths(4), np.array([0, 1, 0, 1]), ("a", "b"), boxes)
+    chosen = part.select([3, 0])
+    assert chosen.images == (Path("3.jpg"), Path("0.jpg"))
+    assert chosen.labels.tolist() == [1, 0]
+    assert chosen.boxes is not None
+    assert chosen.boxes[0].tolist() == [12, 13, 14, 15]
+    assert part.select(np.array([False, True, False, False])).images == (Path("1.jpg"),)
+
+
+def test_select_works_on_pixels() -> None:
+    pixels = np.arange(3 * 2 * 2 * 3, dtype=np.uint8).reshape(3, 2, 2, 3)
+    chosen = Part(pixels, np.array([0, 1, 2]), ("a", "b", "c")).select([2])
+    assert isinstance(chosen.images, np.ndarray)
+    assert (chosen.images[0] == pixels[2]).all()
+
+
+def test_only_present_renumbers_in_order() -> None:
+    part = Part(paths(4), np.array([3, 1, 3, 1]), ("a", "b", "c", "d")).only_present()
+    assert part.classes == ("b", "d")
+    assert part.labels.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "boxes", "message"),
+    [
+        ([0], None, "one per image"),
+        ([0, 2], None, "from 0 to 1"),
+        ([0, -1], None, "from 0 to 1"),
+        ([0, 1], np.zeros((1, 4), np.float32), "shape"),
+    ],
+)
+def test_a_part_that_does_not_fit_together_is_refused(
+    labels: list[int], boxes: np.ndarray | None, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        Part(paths(2), np.array(labels), ("a", "b"), boxes)
+
+
+def test_an_unknown_part_names_those_there_are() -> None:
+    part = Part(paths(2), np.array([0, 0]), ("a", "unused"))
+    dataset = Dataset("mine", {"train": part, "test": part}, (1,))
+    assert dataset.counts() == {"train": {"images": 2, "classes": 1}, "test": {"images": 2, "classes": 1}}
+    with pytest.raises(DataError, match=r"train, test\. Got 'query'"):
+        dataset["query"]
