@@ -142,7 +142,7 @@ def test_progress_reaches_its_total():
     seen = []
     rng = np.random.default_rng(6)
     ranks(unit(rng, 2500, 4), np.arange(2500) % 500, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(i, 6) for i in range(1, 7)]
+    assert seen == [(i, 10) for i in range(1, 11)]
 
 
 @pytest.mark.parametrize(
@@ -196,3 +196,27 @@ def test_repeated_galleries_need_a_query():
         repeated_gallery_recall(np.eye(3), [0, 1, 2], [1])
     with pytest.raises(DataError, match="repeats"):
         repeated_gallery_recall(np.eye(3), [0, 0, 2], [1], repeats=0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_nothing_and_are_given_back(threads):
+    rng = np.random.default_rng(8)
+    vectors, labels = unit(rng, 1800, 16), np.arange(1800) % 300
+    before = torch.get_num_threads()
+    expected = ranks(vectors, labels)
+    try:
+        torch.set_num_threads(threads)
+        assert (ranks(vectors, labels) == expected).all()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_progress_that_raises_ends_the_work_and_gives_the_threads_back():
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    with pytest.raises(KeyboardInterrupt):
+        ranks(np.eye(2000, dtype=np.float32), np.arange(2000) // 2, progress=interrupt)
+    assert torch.get_num_threads() == before

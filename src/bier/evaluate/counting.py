@@ -13,12 +13,14 @@ price of float32. A score may be a weighted sum of several learners' scores; eac
 serves every such sum.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 
-TILE = 1024  # 4 MB of scores: the comparisons stay inside the processor's cache
+TILE = 768  # 2.4 MB of scores: the comparisons stay inside the processor's cache
 CHUNK = 1 << 22  # numbers held at once while the best positives are looked for
 ROUNDING = 2.0**-24  # float32: half a unit in the last place of 1
 
@@ -61,13 +63,12 @@ def count_ahead(
     other = queries if gallery is None else gallery
     bar = _thresholds(queries, other, gallery is None, mix)
     ahead = torch.zeros(len(mix), len(queries.classes), dtype=torch.int64)
-    pass_ = _TilePass(queries, other, mix, bar, tile)
     pairs = list(_tile_pairs(len(queries.classes), len(other.classes), tile, triangle=gallery is None))
-    for done, (rows, cols) in enumerate(pairs, start=1):
-        for v, scores in enumerate(pass_.scores(rows, cols)):
-            ahead[v, rows] += pass_.count(v, scores, rows, cols)
-            if gallery is None and rows != cols:
-                ahead[v, cols] += pass_.count(v, scores.T, cols, rows)
+    work = _Tiles(queries, other, mix, bar, tile, both_sides=gallery is None)
+    for done, (rows, cols, by_row, by_col) in enumerate(_in_threads(work, pairs), start=1):
+        ahead[:, rows] += by_row
+        if by_col is not None:
+            ahead[:, cols] += by_col
         if progress is not None:
             progress(done, len(pairs))
     ahead[torch.isinf(bar.best)] = -1
@@ -76,30 +77,63 @@ def count_ahead(
     return result
 
 
-def _tile_pairs(rows: int, cols: int, tile: int, *, triangle: bool) -> Iterator[tuple[slice, slice]]:
+TilePair = tuple[slice, slice]
+TileCount = tuple[slice, slice, torch.Tensor, torch.Tensor | None]
+
+
+def _tile_pairs(rows: int, cols: int, tile: int, *, triangle: bool) -> Iterator[TilePair]:
     for top in range(0, rows, tile):
         for left in range(top if triangle else 0, cols, tile):
             yield slice(top, min(top + tile, rows)), slice(left, min(left + tile, cols))
 
 
-class _TilePass:
-    """The buffers of one pass. `scores` yields the V tiles of scores, `count` compares one with its thresholds."""
+def _in_threads(count: Callable[[TilePair], TileCount], pairs: list[TilePair]) -> Iterator[TileCount]:
+    """Count each tile in one thread. Threads that share a tile would wait for each other a dozen times a tile."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        some = 64 * threads  # a bound on what is under way, so that an interruption is heard soon
+        for start in range(0, len(pairs), some):
+            yield from pool.map(count, pairs[start : start + some])
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # the workers' setting must not become that of threads to come
 
-    def __init__(self, queries: Side, gallery: Side, mix: torch.Tensor, bar: Thresholds, tile: int) -> None:
-        self.queries, self.gallery, self.bar = queries, gallery, bar
+
+class _Tiles:
+    """Multiplies and compares one tile at a time, in buffers that each thread keeps for itself."""
+
+    def __init__(
+        self, queries: Side, gallery: Side, mix: torch.Tensor, bar: Thresholds, tile: int, *, both_sides: bool
+    ) -> None:
+        self.queries, self.gallery, self.bar, self.both_sides = queries, gallery, bar, both_sides
         self.mix = [[(m, float(w)) for m, w in enumerate(row) if w > 0] for row in mix]
-        height, width = min(tile, len(queries.classes)), min(tile, len(gallery.classes))
-        self.products = [torch.empty(height * width) for _ in queries.parts]
-        self.sum = torch.empty(height * width)
-        self.outcome = torch.empty(height * width)
+        self.area = min(tile, len(queries.classes)) * min(tile, len(gallery.classes))
+        self.own = threading.local()
+
+    def __call__(self, pair: TilePair) -> TileCount:
+        """Count by row, and by column where a tile off the diagonal stands for both orders of its pairs."""
+        rows, cols = pair
+        by_row, by_col = [], []
+        for v, scores in enumerate(self.scores(rows, cols)):
+            by_row.append(self.count(v, scores, rows, cols))
+            if self.both_sides and rows != cols:
+                by_col.append(self.count(v, scores.T, cols, rows))
+        return rows, cols, torch.stack(by_row), torch.stack(by_col) if by_col else None
+
+    def buffers(self) -> list[torch.Tensor]:
+        """One for each learner's products, one for their sum, one for the outcome of comparisons."""
+        if not hasattr(self.own, "buffers"):
+            self.own.buffers = [torch.empty(self.area) for _ in range(len(self.queries.parts) + 2)]
+        buffers: list[torch.Tensor] = self.own.buffers
+        return buffers
 
     def scores(self, rows: slice, cols: slice) -> Iterator[torch.Tensor]:
         shape = (rows.stop - rows.start, cols.stop - cols.start)
-        products = [flat[: shape[0] * shape[1]].view(shape) for flat in self.products]
+        *products, total, _ = (flat[: shape[0] * shape[1]].view(shape) for flat in self.buffers())
         for a, b, product in zip(self.queries.parts, self.gallery.parts, products, strict=True):
             torch.mm(a[rows], b[cols].T, out=product)
         self._hide_positives(products, rows, cols)
-        total = self.sum[: shape[0] * shape[1]].view(shape)
         for terms in self.mix:
             yield _weighted_sum(products, terms, total)
 
@@ -113,7 +147,7 @@ class _TilePass:
 
     def count(self, v: int, scores: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:
         """Count per row of `scores` what is at least the best positive. Transposed tiles swap `rows` and `cols`."""
-        outcome = self.outcome[: scores.numel()]
+        outcome = self.buffers()[-1][: scores.numel()]
         outcome = outcome.view(scores.shape) if scores.is_contiguous() else outcome.view(scores.T.shape).T
         low, high = self.bar.low[v, rows, None], self.bar.high[v, rows, None]
         # Comparing into floats is several times faster than into booleans; sums of up to 2^24 ones are exact.
