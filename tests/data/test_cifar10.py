@@ -1,12 +1,14 @@
 """CIFAR-10 in both layouts, and pickles that try to run something."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bier.data import load
+from bier.data import expected, load
 from bier.errors import DataError
 
 BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
@@ -130,3 +132,11 @@ def test_a_binary_batch_that_is_cut_off_is_refused(binary: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match=r"no .*data_batch_5\.bin"):
         load("cifar10", binary)
+
+
+@pytest.mark.slow
+def test_the_whole_of_cifar10_has_the_official_counts(shared_data: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(shared_data / "make_cifar10.py"), str(tmp_path)], check=True)
+    dataset = load("cifar10", tmp_path)
+    assert dataset.counts() == expected("cifar10")
+    assert np.bincount(dataset["test"].labels).tolist() == [1000] * 10

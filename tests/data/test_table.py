@@ -108,6 +108,7 @@ def test_parquet_gives_the_same_as_csv(tmp_path: Path) -> None:
     [
         ("", "It is empty"),
         ("path,label\n", "It has none"),
+        ("path,label\n" + "x" * 200_000 + ",a\n", "must be a CSV file"),
         ("file,label\n1,a\n", r"column 'path'\. It has file, label"),
         ("path,class\n1,a\n", "column 'label'"),
         ("path,label\n1,a\n2\n", "row 3: expected 2 columns"),

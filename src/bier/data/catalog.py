@@ -66,9 +66,10 @@ def load(
             f"The data set '{name}' needs a root, the path of its folder or file. Only 'glyphs' needs none."
         )
     place = Path(root).expanduser()
-    if name in OWN:
-        return OWN[name](place, plan)
-    return held_out(BENCHMARKS[name].read(place, size), plan)
+    try:
+        return OWN[name](place, plan) if name in OWN else held_out(BENCHMARKS[name].read(place, size), plan)
+    except OSError as error:
+        raise DataError(f"Cannot read {error.filename or place}: {error.strerror or error}.") from error
 
 
 def expected(name: str, size: str = "small") -> Counts:

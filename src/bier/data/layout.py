@@ -68,10 +68,7 @@ def rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
 
     File names of any encoding survive: bytes that are not UTF-8 become what `os.fsencode` turns back.
     """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     found = []
     for number, line in enumerate(lines[skip:], start=skip + 1):
         fields = line.split(maxsplit=columns - 1)

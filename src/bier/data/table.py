@@ -58,7 +58,10 @@ def _find(root: Path) -> Path:
 def _csv(table: Path) -> Columns:
     """The columns of a CSV with a heading, as text. Row 1 is the heading, as in a spreadsheet."""
     with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        lines = [line for line in csv.reader(file) if line]
+        try:
+            lines = [line for line in csv.reader(file) if line]
+        except csv.Error as error:
+            raise DataError(f"{table} must be a CSV file with commas. Got: {error}.") from error
     if not lines:
         raise DataError(f"{table} must have a heading with 'path' and 'label'. It is empty.")
     heading = [name.strip() for name in lines[0]]
