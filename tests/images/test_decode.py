@@ -150,6 +150,39 @@ def test_exif_orientation(form: str, orientation: int) -> None:
     assert np.abs(np.asarray(opened).astype(int) - np.asarray(upright())).mean() < 3
 
 
+def test_a_picture_is_turned_once() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for form in ("JPEG", "PNG", "TIFF"):
+        once = open_image(encoded(upright(), form, exif=exif))
+        assert once.size == (32, 48)
+        assert open_image(once).size == (32, 48)
+
+
+def test_a_transparent_picture_is_turned_and_laid_on_white() -> None:
+    palette = Image.new("P", (4, 6), 0)
+    palette.putpalette([255, 0, 0, 0, 255, 0])
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    turned = open_image(encoded(palette, transparency=0, exif=exif))
+    assert turned.size == (6, 4)
+    assert turned.getpixel((0, 0)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("notes", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff"])
+def test_damaged_notes_do_not_matter(notes: bytes) -> None:
+    assert open_image(encoded(upright(), "JPEG", exif=notes)).size == (48, 32)
+
+
+def test_a_phone_picture_with_a_second_one_inside() -> None:
+    first, second = photograph(1200, 800), photograph(600, 400, seed=1)
+    data = encoded(first, "MPO", save_all=True, append_images=[second])
+    opened = open_image(data, at_least=150)
+    assert opened.size == (300, 200)
+    expected = first.resize((300, 200), Image.Resampling.BOX)
+    assert np.abs(np.asarray(opened).astype(int) - np.asarray(expected)).mean() < 6
+
+
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])
 def test_boxes_count_pixels_of_the_upright_original_even_when_drafted(orientation: int) -> None:
     image = photograph(1600, 1000)

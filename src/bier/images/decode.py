@@ -1,6 +1,7 @@
 """Any picture to RGB: the one place where a file of unknown origin is opened."""
 
 import io
+import math
 import os
 import threading
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageCms, UnidentifiedImageError
 
 from bier.errors import DataError
 
@@ -28,6 +29,15 @@ _FORMATS = (
     *("PCX", "SGI", "DDS", "QOI", "DIB"),
 )
 _ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # The DCT already averages; twice the size that is needed leaves the final resize to do the visible work.
 _DRAFT_MARGIN = 2
 
@@ -127,7 +137,10 @@ def _refuse_bombs(image: Image.Image, name: str) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    return int(image.getexif().get(_ORIENTATION, 1))
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged notes beside the picture do not make the picture unreadable
+        return 1
 
 
 def _draft(image: Image.Image, at_least: int | None, box: Box | None) -> float:
@@ -144,14 +157,17 @@ def _draft(image: Image.Image, at_least: int | None, box: Box | None) -> float:
     ratio = _DRAFT_MARGIN * at_least / needed_of
     if ratio >= 1:
         return 1.0
-    image.draft(None, (max(1, -int(-width * ratio // 1)), max(1, -int(-height * ratio // 1))))
+    image.draft(None, (math.ceil(width * ratio), math.ceil(height * ratio)))
     return max(image.size) / max(width, height)
 
 
 def _finish(image: Image.Image, box: Box | None, scale: float = 1.0) -> Image.Image:
     image.load()
-    if _orientation(image) in range(2, 9):
-        image = ImageOps.exif_transpose(image)
+    turn = _UPRIGHT.get(_orientation(image))
+    if turn is not None:
+        image = image.transpose(turn)
+        for name in set(image.info) - {"transparency"}:  # the note that it must be turned is in one of them
+            del image.info[name]
     if box is not None:
         x1, y1, x2, y2 = box
         image = image.crop(_clip((x1 * scale, y1 * scale, x2 * scale, y2 * scale), image.size))
@@ -164,9 +180,9 @@ def _clip(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     width, height = size
     if not (x1 < x2 and y1 < y2 and x1 < width and y1 < height and x2 > 0 and y2 > 0):
         raise _BadBoxError(f"({x1:g}, {y1:g}, {x2:g}, {y2:g})")
-    left, top = max(0, int(x1)), max(0, int(y1))
+    left, top = max(0, math.floor(x1)), max(0, math.floor(y1))
     # A hair of slack, so that 32-bit rounding of a whole number does not cost a column more.
-    right, bottom = min(width, -int(-(x2 - 1e-3) // 1)), min(height, -int(-(y2 - 1e-3) // 1))
+    right, bottom = min(width, math.ceil(x2 - 1e-3)), min(height, math.ceil(y2 - 1e-3))
     return left, top, max(right, left + 1), max(bottom, top + 1)
 
 
@@ -244,3 +260,13 @@ def _without_pillow_warnings() -> Iterator[None]:
             if _quiet_depth == 0 and _quiet_filters is not None:
                 _quiet_filters.__exit__(None, None, None)
                 _quiet_filters = None
+
+
+def _forget_other_threads() -> None:
+    """A forked child has one thread: nobody there would ever open a lock that another thread held."""
+    global _quiet_lock, _quiet_depth, _quiet_filters
+    _quiet_lock, _quiet_depth, _quiet_filters = threading.Lock(), 0, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)

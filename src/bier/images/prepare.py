@@ -18,9 +18,17 @@ def prepare(image: Image.Image, size: int, box: Box | None = None) -> NDArray[np
     on the right and at the bottom. A picture whose longest side is `size` already is only padded.
     Scaling is bilinear with antialiasing. The shorter side is never less than one pixel.
     """
+    return _square(open_image(image, box=box), size)
+
+
+def read_prepared(source: Source, size: int, box: Box | None = None) -> NDArray[np.uint8]:
+    """`prepare` straight from a file, bytes, PIL image or array; large JPEGs are decoded at a reduced size."""
+    return _square(open_image(source, at_least=size, box=box), size)
+
+
+def _square(picture: Image.Image, size: int) -> NDArray[np.uint8]:
     if size < 1:
-        raise ConfigError(f"The 'size' parameter of prepare must be a positive number of pixels. Got {size} instead.")
-    picture = open_image(image, box=box)
+        raise ConfigError(f"The 'size' of a prepared image must be a positive number of pixels. Got {size} instead.")
     longest = max(picture.size)
     if longest != size:
         width, height = (max(1, round(side * size / longest)) for side in picture.size)
@@ -29,8 +37,3 @@ def prepare(image: Image.Image, size: int, box: Box | None = None) -> NDArray[np
     square = np.full((size, size, 3), WHITE, np.uint8)
     square[top : top + picture.height, left : left + picture.width] = np.asarray(picture)
     return square
-
-
-def read_prepared(source: Source, size: int, box: Box | None = None) -> NDArray[np.uint8]:
-    """`prepare` straight from a file, bytes, PIL image or array; large JPEGs are decoded at a reduced size."""
-    return prepare(open_image(source, at_least=size, box=box), size)
