@@ -86,6 +86,7 @@ class Backbone(nn.Module):
         self.features = features
         self.crop = crop
         self.resize = resize
+        self.folded = False  # whether batch norm has been folded into the convolutions
         self.scale: nn.Module = Scale(mean, std) if crop else nn.Identity()
         self.body = Stages(stages, frozen_norm=frozen_norm)
         self.to(memory_format=torch.channels_last)

@@ -1,0 +1,160 @@
+"""A model encodes anything that is an image, streams, and survives a disk."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bier.errors import BierError, ConfigError, DataError, ModelError
+from bier.images import PreparedImages
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbones import build_backbone
+from bier.models.folding import folded
+from bier.models.model import Model, load
+
+
+@pytest.fixture(scope="module")
+def pictures() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (7, 48, 48, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16, 24)), metadata={"data": "glyphs"})
+
+
+def test_every_kind_of_image_gives_the_same_vector(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{i}.png" for i in range(len(pictures))]
+    for path, array in zip(paths, pictures, strict=True):
+        Image.fromarray(array).save(path)
+    expected = model.encode(pictures)
+    assert expected.shape == (7, 48)
+    assert expected.dtype == np.float32
+    generated: Iterator[Path] = (path for path in paths)
+    for images in (
+        paths,
+        [str(path) for path in paths],
+        [Image.fromarray(a) for a in pictures],
+        list(pictures),
+        generated,
+        PreparedImages(paths, 48),
+    ):
+        np.testing.assert_allclose(model.encode(images, batch_size=3), expected, rtol=1e-4, atol=1e-5)
+    for one in (paths[2], pictures[2], Image.fromarray(pictures[2])):
+        np.testing.assert_allclose(model.encode(one), expected[2:3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(model.encode(paths, workers=2), model.encode(paths, workers=0))
+    assert model.encode([]).shape == (0, 48)
+    assert model.encode([], learners=2).shape == (0, 24)
+
+
+def test_the_vector_is_the_ensemble_of_the_raw_embedding(model: Model, pictures: np.ndarray) -> None:
+    raw = model.embed_raw(pictures)
+    with torch.no_grad():
+        pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+        np.testing.assert_allclose(raw, model.ensemble(model.backbone.eval()(pixels)).numpy(), rtol=1e-3, atol=1e-4)
+    alphas = np.array([1, 2, 3]) / 6  # alpha_m of three learners: m / (1 + 2 + 3)
+    parts = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in np.split(raw, [8, 24], axis=1)]
+    expected = np.concatenate([a * part for a, part in zip(alphas, parts, strict=True)], axis=1)
+    np.testing.assert_allclose(model.encode(pictures), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.vectors(raw), expected, rtol=1e-4, atol=1e-6)
+    assert model.encode(pictures, learners=1).shape == (7, 8)
+    np.testing.assert_allclose(np.linalg.norm(model.encode(pictures, learners=1), axis=1), 1, rtol=1e-5)
+
+
+def test_new_weights_are_seen(model: Model, pictures: np.ndarray) -> None:
+    before = model.encode(pictures)
+    with torch.no_grad():
+        next(model.backbone.parameters()).mul_(2).add_(0.1)
+    assert not np.allclose(model.encode(pictures), before)
+
+
+def test_encoding_leaves_the_model_as_it_was(model: Model, pictures: np.ndarray) -> None:
+    model.backbone.train()
+    before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
+    model.encode(pictures)
+    assert model.backbone.training
+    assert all(torch.equal(value, before[name]) for name, value in model.backbone.state_dict().items())
+    model.ensemble(model.backbone(torch.zeros(2, 3, 48, 48))).sum().backward()
+
+
+def test_progress_counts_images(model: Model, pictures: np.ndarray) -> None:
+    seen: list[tuple[int, int]] = []
+    model.encode(pictures, batch_size=3, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(3, 7), (6, 7), (7, 7)]
+    model.encode(iter(pictures), batch_size=5, progress=lambda done, total: seen.append((done, total)))
+    assert seen[3:] == [(5, 0), (7, 0)]
+
+
+def test_features_in_the_place_of_images() -> None:
+    rows = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
+    model = Model(build_backbone("features", features=12), EmbeddingEnsemble(12, (4, 6)))
+    raw = model.embed_raw(rows, batch_size=2)
+    np.testing.assert_allclose(raw, rows @ model.ensemble.weight.detach().numpy().T, rtol=1e-4, atol=1e-5)
+    with pytest.raises(DataError, match="shape"):
+        model.encode(rows[:, :5])
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_saved_and_loaded(model: Model, pictures: np.ndarray, tmp_path: Path, fold: bool) -> None:
+    if fold:
+        model = Model(folded(model.backbone), model.ensemble, "sqrt", "float32", {"steps": 3})
+    expected = model.encode(pictures)
+    run = tmp_path / "runs" / "mine"
+    model.save(run / "model")
+    model.save(run / "model")  # replaces what is there
+    assert sorted(path.name for path in run.rglob("*")) == ["model", "model.json", "model.safetensors"]
+    for path in (run, run / "model", str(run)):
+        again = load(path)
+        np.testing.assert_array_equal(again.encode(pictures), expected)
+        assert (again.groups, again.dimension, again.weighting) == ((8, 16, 24), 48, model.weighting)
+        assert (again.metadata, again.backbone.folded) == (model.metadata, fold)
+
+
+def test_damage_is_one_line(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.json is missing"):
+        load(tmp_path)
+    model.save(tmp_path / "m")
+    description = json.loads((tmp_path / "m/model.json").read_text())
+    weights = (tmp_path / "m/model.safetensors").read_bytes()
+
+    def refused(text: str, data: bytes = weights) -> str:
+        (tmp_path / "m/model.json").write_text(text)
+        (tmp_path / "m/model.safetensors").write_bytes(data)
+        with pytest.raises(ModelError) as caught:
+            load(tmp_path / "m")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "damaged" in refused(json.dumps(description), weights[:-7])
+    assert "damaged" in refused(json.dumps(description)[:50])
+    assert "format version 1. Got 9" in refused(json.dumps(description | {"version": 9}))
+    assert "cannot be used" in refused(json.dumps(description | {"groups": [8, 16]}))
+    assert "cannot be used" in refused(json.dumps(description | {"backbone": "con4"}))
+    assert "cannot be used" in refused(json.dumps({k: v for k, v in description.items() if k != "crop"}))
+
+
+def test_bad_arguments(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        model.encode(pictures, batch_size=0)
+    with pytest.raises(ConfigError, match="learners"):
+        model.encode(pictures, learners=4)
+    with pytest.raises(ConfigError, match="precision"):
+        Model(model.backbone, model.ensemble, precision="float8")
+    with pytest.raises(ModelError, match="512 features"):
+        Model(model.backbone, EmbeddingEnsemble(100, (4, 4)))
+    with pytest.raises(BierError, match=r"absent\.jpg"):
+        model.encode(tmp_path / "absent.jpg")
+    with pytest.raises(DataError, match="int"):
+        model.encode(3)  # type: ignore[arg-type]
+
+
+def test_bfloat16_is_close(model: Model, pictures: np.ndarray) -> None:
+    exact = Model(model.backbone, model.ensemble, precision="float32").encode(pictures)
+    rough = Model(model.backbone, model.ensemble, precision="bfloat16").encode(pictures)
+    assert rough.dtype == np.float32
+    assert 0 < np.abs(rough - exact).max() < 0.05
