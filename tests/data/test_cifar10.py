@@ -65,6 +65,13 @@ def test_the_python_layout(pickled: Path) -> None:
     check(pickled)
 
 
+def test_arrays_with_columns_first(pickled: Path) -> None:
+    pixels, labels = content(4)
+    batch = {"data": np.asfortranarray(pixels), "labels": labels.tolist()}
+    (pickled / "cifar-10-batches-py" / "data_batch_5").write_bytes(pickle.dumps(batch, protocol=2))
+    check(pickled)
+
+
 class Malicious:
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -110,6 +117,8 @@ def test_other_pickles_are_refused(pickled: Path, bait: bytes) -> None:
 @pytest.mark.parametrize(
     "batch",
     [
+        {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0.5, 1]},
+        {b"data": b"bytes", b"labels": [0, 1]},
         {b"data": np.zeros((2, 3072), np.float32), b"labels": [0, 1]},
         {b"data": np.zeros((2, 3000), np.uint8), b"labels": [0, 1]},
         {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0]},

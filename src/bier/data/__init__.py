@@ -2,5 +2,6 @@
 
 from bier.data.catalog import NAMES, expected, load, note
 from bier.data.records import Dataset, Part
+from bier.data.sampler import BalancedBatches
 
-__all__ = ["NAMES", "Dataset", "Part", "expected", "load", "note"]
+__all__ = ["NAMES", "BalancedBatches", "Dataset", "Part", "expected", "load", "note"]

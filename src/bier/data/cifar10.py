@@ -1,7 +1,8 @@
 """CIFAR-10 for classification: batches 1 to 4 train, batch 5 is validation, the test batch is test.
 
 The binary and the Python layout are read. The Python files are pickles; they are opened by an unpickler that knows the
-few names an array of numbers needs and refuses every other, so that nothing in them can run.
+few names an array of bytes needs, puts classes of ours in their place and refuses every other name, so that nothing in
+them can run: neither their code nor NumPy's own way of restoring arrays.
 """
 
 import io
@@ -62,16 +63,14 @@ def _pickled(path: Path) -> Batch:
     """A dictionary with the arrays `data` (n, 3072) and `labels`."""
     try:
         content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-        pixels = np.asarray(content[b"data"] if b"data" in content else content["data"])
-        labels = np.asarray(content[b"labels"] if b"labels" in content else content["labels"])
+        pixels = (content[b"data"] if b"data" in content else content["data"]).array
+        labels = np.array(content[b"labels"] if b"labels" in content else content["labels"])
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"{path} must be a batch of CIFAR-10's Python version. Got: {error!r}.") from error
-    if pixels.dtype != np.uint8 or labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{path}: pixels must be uint8 and labels whole. Got {pixels.dtype} and {labels.dtype} instead."
-        )
+    if labels.dtype.kind != "i":
+        raise DataError(f"{path}: labels must be whole numbers. Got {labels.dtype} instead.")
     return _checked(pixels, labels.astype(np.int64), path)
 
 
@@ -85,30 +84,49 @@ def _checked(pixels: NDArray[np.uint8], labels: NDArray[np.int64], path: Path) -
     return pixels, labels
 
 
+class _Kind:
+    """Stands for a dtype; only its code is kept."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.code = code.decode("ascii") if isinstance(code, bytes) else code
+
+    def __setstate__(self, _: object) -> None:
+        """Byte order and the like mean nothing for single bytes."""
+
+
+class _Pixels:
+    """Stands for an array of bytes."""
+
+    def __init__(self, *_: object) -> None:
+        self.array = np.zeros(0, dtype=np.uint8)
+
+    def __setstate__(self, state: tuple[object, tuple[int, ...], _Kind, bool, bytes]) -> None:
+        _, shape, kind, columns_first, raw = state
+        if kind.code != "u1":
+            raise DataError(f"an array must be of bytes ('u1'). Got '{kind.code}' instead.")
+        self.array = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order="F" if columns_first else "C")
+
+
 class _Unpickler(pickle.Unpickler):
-    """Builds numbers, texts, lists, dictionaries and arrays of numbers; every other name is refused."""
+    """Builds numbers, texts, lists, dictionaries and arrays of bytes; every other name is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
-            return getattr(np, name)
-        if module in {"numpy.core.multiarray", "numpy._core.multiarray"} and name == "_reconstruct":
-            return _empty_array
-        if (module, name) == ("_codecs", "encode"):
-            return _latin_bytes
-        raise DataError(f"refused to open it, for it asks for '{module}.{name}', which no array needs.")
+        known = {
+            ("numpy", "dtype"): _Kind,
+            ("numpy", "ndarray"): _Pixels,
+            ("numpy.core.multiarray", "_reconstruct"): _Pixels,
+            ("numpy._core.multiarray", "_reconstruct"): _Pixels,
+            ("_codecs", "encode"): _latin_bytes,
+        }
+        if (module, name) not in known:
+            raise DataError(f"refused to open it, for it asks for '{module}.{name}', which no array needs.")
+        return known[module, name]
 
 
-def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> NDArray[Any]:
-    """What an array is before its content is set; only plain arrays are made."""
-    if kind is not np.ndarray:
-        raise DataError("refused to open it, for it asks for an array of another kind.")
-    return np.ndarray((0,), dtype=np.int8)
-
-
-def _latin_bytes(text: str, encoding: str) -> bytes:
+def _latin_bytes(text: str, encoding: str | bytes) -> bytes:
     """Python 3 writes the bytes of an old pickle as Latin-1 text."""
-    if encoding not in {"latin1", "latin-1", b"latin1"}:
-        raise DataError(f"refused to open it, for it asks for the encoding '{encoding}'.")
+    if encoding not in ("latin1", b"latin1"):
+        raise DataError(f"refused to open it, for it asks for the encoding {encoding!r}.")
     return text.encode("latin-1")
 
 
