@@ -260,5 +260,6 @@ def read(seed: int = 0, validation: float = 0.0, how: Drawing = DRAWING) -> Data
             held[name] = training.pop(name)
     alphabets = {"train": training, "validation": held, "test": TEST}
     parts = {name: _part(some, seed, how) for name, some in alphabets.items() if some}
+    rasterise.cache_clear()
     split = {"kind": "alphabets", "seed": seed, **{name: list(some) for name, some in alphabets.items() if some}}
     return Dataset("glyphs", parts, ks=(1, 2, 4, 8, 16, 32), protocol="self", split=split)
