@@ -22,10 +22,11 @@ def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
         load("zzz")
 
 
+@pytest.mark.parametrize("root", [None, ""])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "glyphs"])
-def test_a_missing_root_is_said(name: str) -> None:
+def test_a_missing_root_is_said(name: str, root: str | None) -> None:
     with pytest.raises(DataError, match=f"'{name}' needs a root"):
-        load(name)
+        load(name, root)
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:

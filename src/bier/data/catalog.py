@@ -61,7 +61,7 @@ def load(
         raise DataError(f"The data set must be one of {', '.join(NAMES)}. Got '{name}' instead{hint}")
     if name == "glyphs":
         return glyphs.read(seed, validation)
-    if root is None:
+    if root is None or root == "":
         raise DataError(
             f"The data set '{name}' needs a root, the path of its folder or file. Only 'glyphs' needs none."
         )
