@@ -69,25 +69,26 @@ def open_image(source: Source, *, at_least: int | None = None, box: Box | None =
             "A picture must be a path, the bytes of a file, a PIL image or an array. "
             f"Got {type(source).__name__} instead."
         )
-    name = _name(source)
     try:
         with _without_pillow_warnings():
             if isinstance(source, np.ndarray):
                 return _finish(_from_array(source), box)
             if isinstance(source, Image.Image):
-                _refuse_bombs(source, name)
+                _refuse_bombs(source, source)
                 return _finish(source, box)
             with _opened(source) as image:
-                _refuse_bombs(image, name)
+                _refuse_bombs(image, source)
                 scale = _draft(image, at_least, box)
                 return _finish(image, box, scale)
     except _BadBoxError as error:
-        raise DataError(f"The box {error} does not touch {name}; boxes are x1, y1, x2, y2 in pixels.") from None
+        raise DataError(
+            f"The box {error} does not touch {_name(source)}; boxes are x1, y1, x2, y2 in pixels."
+        ) from None
     except DataError:
         raise
     # A damaged file makes Pillow's readers fail in every way there is, not only with OSError.
     except Exception as error:
-        raise DataError(f"Cannot read {name}: {_reason(error)}.") from error
+        raise DataError(f"Cannot read {_name(source)}: {_reason(error)}.") from error
 
 
 class _BadBoxError(Exception):
@@ -128,10 +129,10 @@ def _known_formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _refuse_bombs(image: Image.Image, name: str) -> None:
+def _refuse_bombs(image: Image.Image, source: Source) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
-            f"Refused {name}: {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}. "
+            f"Refused {_name(source)}: {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}. "
             "Scale it down first."
         )
 
