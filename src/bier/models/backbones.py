@@ -8,13 +8,15 @@ import timm
 from bier.errors import ModelError
 from bier.models import small
 from bier.models.backbone import Backbone
+from bier.models.googlenet import NAME as GOOGLENET
+from bier.models.googlenet import googlenet
 from bier.models.lite import LITE, lite
 from bier.models.timm_models import from_timm
 
 __all__ = ["NAMES", "Backbone", "build_backbone"]
 
 # Those that timm does not have; every model of timm is a name too.
-NAMES = ("conv4", *LITE, "googlenet-bvlc", "cifar10-quick", "cifar10-quick-wider", "features")
+NAMES = ("conv4", *LITE, GOOGLENET, "cifar10-quick", "cifar10-quick-wider", "features")
 
 _FROM_SCRATCH = {
     "conv4": small.conv4,
@@ -28,7 +30,8 @@ def build_backbone(
 ) -> Backbone:
     """The backbone called `name`, with pretrained weights where it has any.
 
-    `weights` is a file to read instead: safetensors for models of timm and EfficientNet-Lite. `conv4` and the
+    `weights` is a file to read instead: safetensors for models of timm and EfficientNet-Lite, a Caffe model or its
+    `.npy` dump for `googlenet-bvlc`. `conv4` and the
     CIFAR-10 networks start from scratch and ignore `pretrained`. `features` (the identity) needs its width.
     """
     if name in _FROM_SCRATCH:
@@ -41,6 +44,8 @@ def build_backbone(
         if features is None or features < 1:
             raise ModelError(f"The 'features' parameter must be the width of the features. Got {features!r} instead.")
         return small.identity(features)
+    if name == GOOGLENET:
+        return googlenet(pretrained=pretrained, weights=weights)
     if name in LITE:
         return lite(name, pretrained=pretrained, weights=weights)
     if not timm.is_model(name):

@@ -1,0 +1,152 @@
+"""The paper's network: BVLC GoogLeNet as Caffe runs it, and its two kinds of weight files.
+
+No batch norm; local response normalisation; pooled sizes rounded up; a feature vector of 1024 after pool5/7x7_s1.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bier.errors import ModelError
+from bier.models.backbone import Backbone
+from bier.models.caffe import read_caffemodel
+from bier.models.npy_dump import read_npy_dump
+
+NAME = "googlenet-bvlc"
+MEAN_RGB = (123.0, 117.0, 104.0)  # Caffe's 104, 117, 123 in BGR
+
+# Inputs, 1x1, 3x3 after its 1x1, 5x5 after its 1x1, 1x1 after pooling: the table of the GoogLeNet paper.
+INCEPTIONS = {
+    "3a": (192, 64, 96, 128, 16, 32, 32),
+    "3b": (256, 128, 128, 192, 32, 96, 64),
+    "4a": (480, 192, 96, 208, 16, 48, 64),
+    "4b": (512, 160, 112, 224, 24, 64, 64),
+    "4c": (512, 128, 128, 256, 24, 64, 64),
+    "4d": (512, 112, 144, 288, 32, 64, 64),
+    "4e": (528, 256, 160, 320, 32, 128, 128),
+    "5a": (832, 256, 160, 320, 32, 128, 128),
+    "5b": (832, 384, 192, 384, 48, 128, 128),
+}
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU(inplace=True))
+
+
+def _halving_pool() -> nn.Module:
+    return nn.MaxPool2d(3, 2, ceil_mode=True)
+
+
+def _response_norm() -> nn.Module:
+    return nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)  # as in Caffe, torch divides alpha by the size
+
+
+class Inception(nn.Module):
+    """Four paths over the same maps, concatenated: (B, inputs, H, W) -> (B, sum of the four, H, W)."""
+
+    def __init__(self, inputs: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pool: int) -> None:
+        super().__init__()
+        self.paths = nn.ModuleDict(
+            {
+                "1x1": _convolution(inputs, one, 1),
+                "3x3": nn.Sequential(_convolution(inputs, reduce3, 1), _convolution(reduce3, three, 3)),
+                "5x5": nn.Sequential(_convolution(inputs, reduce5, 1), _convolution(reduce5, five, 5)),
+                "pool": nn.Sequential(nn.MaxPool2d(3, 1, padding=1), _convolution(inputs, pool, 1)),
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([path(x) for path in self.paths.values()], dim=1)
+
+
+def googlenet(*, pretrained: bool, weights: Path | None) -> Backbone:
+    """(B, 3, 224, 224) RGB pixels -> (B, 1024). `weights`: `bvlc_googlenet.caffemodel`, or a `.npy` dump of it."""
+    if pretrained and weights is None:
+        raise ModelError(
+            f"The weights of {NAME!r} do not come with bier. Pass weights=FILE: bvlc_googlenet.caffemodel"
+            " (from the BVLC model zoo) or a .npy dump of its layers."
+        )
+    backbone = Backbone(NAME, _stages(), features=1024, crop=224, resize=256, mean=MEAN_RGB, std=(1.0,) * 3)
+    if weights is None:
+        _initialise(backbone)
+    else:
+        read = read_npy_dump if weights.suffix == ".npy" else read_caffemodel
+        load_layers(backbone, read(weights), weights)
+    return backbone
+
+
+def _stages() -> dict[str, nn.Module]:
+    stem = nn.Sequential(
+        OrderedDict(
+            conv1=_convolution(3, 64, 7, 2),
+            pool1=_halving_pool(),
+            norm1=_response_norm(),
+            reduce2=_convolution(64, 64, 1),
+            conv2=_convolution(64, 192, 3),
+            norm2=_response_norm(),
+            pool2=_halving_pool(),
+        )
+    )
+    stages: dict[str, nn.Module] = {"stem": stem}
+    for name, widths in INCEPTIONS.items():
+        block: nn.Module = Inception(*widths)
+        if name in ("4a", "5a"):
+            block = nn.Sequential(_halving_pool(), block)
+        stages[f"inception_{name}"] = block
+    stages["head"] = nn.Sequential(nn.AvgPool2d(7, 1), nn.Flatten())
+    return stages
+
+
+def _initialise(backbone: Backbone) -> None:
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+
+# Where the convolutions lie in an Inception block, under the names that Caffe gives them.
+_PARTS = {
+    "1x1": "paths.1x1.0",
+    "3x3_reduce": "paths.3x3.0.0",
+    "3x3": "paths.3x3.1.0",
+    "5x5_reduce": "paths.5x5.0.0",
+    "5x5": "paths.5x5.1.0",
+    "pool_proj": "paths.pool.1.0",
+}
+
+
+def convolutions(backbone: Backbone) -> dict[str, nn.Conv2d]:
+    """The convolutions under Caffe's names."""
+    layers = dict(zip(backbone.stages, backbone.body.layers, strict=True))
+    named = {"conv1/7x7_s2": "conv1.0", "conv2/3x3_reduce": "reduce2.0", "conv2/3x3": "conv2.0"}
+    found = {name: layers["stem"].get_submodule(path) for name, path in named.items()}
+    for name in INCEPTIONS:
+        stage = layers[f"inception_{name}"]
+        block = stage if isinstance(stage, Inception) else stage.get_submodule("1")
+        found |= {f"inception_{name}/{part}": block.get_submodule(path) for part, path in _PARTS.items()}
+    return {name: module for name, module in found.items() if isinstance(module, nn.Conv2d)}
+
+
+def load_layers(backbone: Backbone, layers: Mapping[str, tuple[NDArray[np.float32], ...]], path: Path) -> None:
+    """Set weights (out, in, k, k) and biases from Caffe's layers; the classifiers among them are not used."""
+    for name, convolution in convolutions(backbone).items():
+        shape = tuple(convolution.weight.shape)
+        blobs = layers.get(name) or layers.get(name.replace("/", "_"))  # dumps spell a layer with underscores
+        if blobs is None:
+            raise ModelError(f"The weights {str(path)!r} must hold the layer {name!r}. Found {len(layers)} others.")
+        if len(blobs) != 2 or blobs[0].shape != shape or blobs[1].size != shape[0]:
+            found = [blob.shape for blob in blobs]
+            raise ModelError(
+                f"The layer {name!r} of {str(path)!r} must have the shapes {[shape, shape[:1]]}. Got {found} instead."
+            )
+        weight = torch.from_numpy(np.array(blobs[0], np.float32))
+        if name == "conv1/7x7_s2":
+            weight = weight.flip(1)  # Caffe's pictures are BGR: the filters are turned round once, not every picture
+        with torch.no_grad():
+            convolution.weight.copy_(weight)
+            convolution.bias.copy_(torch.from_numpy(np.array(blobs[1], np.float32).reshape(-1)))  # type: ignore[union-attr]

@@ -1,0 +1,177 @@
+"""Partial fine-tuning: the maps of the frozen early stages, computed once and read from the disk afterwards."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bier.errors import ConfigError, ModelError
+from bier.images import Batches, PreparedImages
+from bier.models.memory import reuse_memory
+from bier.models.precision import autocast
+
+_VERSION = 1
+
+
+class TrunkCache:
+    """The output maps of `trunk` for several augmented views of every image, in bfloat16, memory-mapped on disk.
+
+    Args:
+        trunk: the frozen stages, `backbone.split(stage)[0]`; it is used in eval mode.
+        source: the images.
+        folder: where the maps lie. What is there is used again if weights, images and settings are the same ones
+            (a fingerprint tells), completed if an earlier pass was interrupted, and replaced otherwise.
+        crop: the side of the trunk's input.
+        augment, views, seed: each image is augmented in `views` ways, drawn from `seed`.
+        progress: called with (views done, views in all).
+
+    `batches(plan)` serves them: view `seed % views` of image `index` for every (index, seed) of the plan.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        source: PreparedImages,
+        folder: str | Path,
+        *,
+        crop: int,
+        augment: str = "paper",
+        views: int = 3,
+        seed: int = 0,
+        batch_size: int = 64,
+        workers: int | None = None,
+        precision: str = "auto",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if views < 1:
+            raise ConfigError(f"The 'views' parameter must be at least 1. Got {views} instead.")
+        self.source, self.views, self.count = source, views, len(source)
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._state = self._folder / "maps.json"
+        settings = {"crop": crop, "augment": augment, "views": views, "seed": seed, "version": _VERSION}
+        fingerprint = _fingerprint(trunk, source, settings)
+        self.shape = _shape(trunk, crop)  # (H, W, C): channels last
+        rows = [view * self.count + int(index) for view in range(views) for index in source.kept]
+        done = self._done(fingerprint)
+        self._maps = self._mapped(fresh=done is None)
+        plan = [
+            [(row % self.count, _view_seed(seed, row)) for row in rows[start : start + batch_size]]
+            for start in range(done or 0, len(rows), batch_size)
+        ]
+        self._fill(
+            trunk, Batches(source, plan, crop, augment, workers), rows, done or 0, fingerprint, precision, progress
+        )
+
+    def batches(self, plan: Iterable[Sequence[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs of float32 maps (B, C, H, W), channels-last, and int64 image numbers (B,), in the order of the plan."""
+        for batch in plan:
+            indices = [index for index, _ in batch]
+            yield self.maps(indices, [seed for _, seed in batch]), torch.tensor(indices)
+
+    def maps(self, indices: Sequence[int], seeds: Sequence[int]) -> Tensor:
+        """float32 (B, C, H, W): view `seed % views` of each image."""
+        rows = [seed % self.views * self.count + index for index, seed in zip(indices, seeds, strict=True)]
+        stored = torch.from_numpy(self._maps[rows]).view(torch.bfloat16)  # (B, H, W, C)
+        return stored.float().permute(0, 3, 1, 2)
+
+    def _done(self, fingerprint: str) -> int | None:
+        """How many rows an earlier pass with the same fingerprint has finished; None if there was none."""
+        try:
+            state = json.loads(self._state.read_text())
+            whole = (self._folder / "maps.bin").stat().st_size == self._bytes()
+        except (OSError, ValueError):
+            return None
+        matches = isinstance(state, dict) and state.get("fingerprint") == fingerprint and whole
+        return int(state["done"]) if matches else None
+
+    def _bytes(self) -> int:
+        return self.views * self.count * int(np.prod(self.shape)) * 2
+
+    def _mapped(self, *, fresh: bool) -> NDArray[np.int16]:
+        if self._bytes() == 0:
+            return np.empty((0, *self.shape), np.int16)
+        if fresh:
+            self._state.unlink(missing_ok=True)  # first of all, so that nothing vouches for what follows
+        path, shape = self._folder / "maps.bin", (self.views * self.count, *self.shape)
+        try:
+            return np.memmap(path, np.int16, "w+" if fresh else "r+", shape=shape)
+        except OSError as error:
+            needed = self._bytes() / 2**30
+            raise ModelError(
+                f"The maps need {needed:.1f} GiB at {str(self._folder)!r}, which failed: {error}."
+            ) from error
+
+    @torch.no_grad()
+    def _fill(
+        self,
+        trunk: nn.Module,
+        batches: Batches,
+        rows: Sequence[int],
+        done: int,
+        fingerprint: str,
+        precision: str,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        reuse_memory()
+        trunk.eval()
+        device = next((tensor.device for tensor in (*trunk.parameters(), *trunk.buffers())), torch.device("cpu"))
+        for pixels, _ in batches:
+            with autocast(precision, device):
+                maps = trunk(pixels.to(device))
+            stored = maps.to(torch.bfloat16).permute(0, 2, 3, 1).contiguous().cpu().view(torch.int16)
+            self._maps[rows[done : done + len(pixels)]] = stored.numpy()
+            done += len(pixels)
+            self._record(fingerprint, done)
+            if progress is not None:
+                progress(done, len(rows))
+
+    def _record(self, fingerprint: str, done: int) -> None:
+        """The maps reach the disk before the note that vouches for them."""
+        if isinstance(self._maps, np.memmap):
+            self._maps.flush()
+        aside = self._state.with_suffix(".tmp")
+        with aside.open("w") as file:
+            json.dump({"fingerprint": fingerprint, "done": done, "shape": self.shape}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._state)
+
+
+def _view_seed(seed: int, row: int) -> int:
+    return (seed << 40) + row
+
+
+@torch.no_grad()
+def _shape(trunk: nn.Module, crop: int) -> tuple[int, int, int]:
+    tensor = next((tensor for tensor in (*trunk.parameters(), *trunk.buffers())), torch.zeros(0))
+    maps = trunk.eval()(torch.zeros(1, 3, crop, crop, device=tensor.device))
+    if maps.ndim != 4:
+        raise ModelError(f"The trunk must give maps (B, C, H, W). Got the shape {tuple(maps.shape)}: cut it earlier.")
+    _, channels, height, width = maps.shape
+    return height, width, channels
+
+
+def _fingerprint(trunk: nn.Module, source: PreparedImages, settings: dict[str, Any]) -> str:
+    """What the maps depend on: the weights, the settings, and every image (a file by its path, size and time)."""
+    digest = sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, value in (*trunk.named_parameters(), *trunk.named_buffers()):
+        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.detach().float().cpu().numpy().tobytes())
+    digest.update(f"{source.size} {len(source)} {source.kept.tolist()}".encode())
+    if source.boxes is not None:
+        digest.update(source.boxes.tobytes())
+    for image in source.images:
+        if isinstance(image, str | os.PathLike):
+            status = Path(image).stat()
+            digest.update(f"{os.fspath(image)!r} {status.st_size} {status.st_mtime_ns}".encode())
+        else:
+            digest.update(image if isinstance(image, bytes) else np.asarray(image).tobytes())
+    return digest.hexdigest()
