@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from bier.evaluate.distribution import Distribution
@@ -92,7 +92,7 @@ def feature_heat_map(correlation: NDArray[np.float64], groups: Sequence[int]) ->
 def learner_heat_map(correlation: NDArray[np.float64]) -> Figure:
     """Correlation between the learners' scores, with the numbers written in."""
     size = len(correlation)
-    figure, (ax,) = new_figure(max(3.6, 1.2 + 0.9 * size), max(3.0, 0.7 + 0.85 * size))
+    figure, (ax,) = new_figure(max(5.6, 1.2 + 0.7 * size), max(4.9, 0.9 + 0.65 * size))
     ax.grid(False)
     image = ax.imshow(correlation, cmap="Blues", vmin=0, vmax=1)
     for (row, col), value in np.ndenumerate(correlation):
@@ -127,6 +127,7 @@ def similarity_histograms(distribution: Distribution) -> Figure:
                 ax.hist(scores, bins, density=True, histtype="step", color=colour, linestyle=style, label=label)
         ax.set_title(f"learner {m + 1}" if count > 1 else "embedding", fontsize=10, color=INK)
         ax.set_yticks([])
+        ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.grid(False)
         ax.spines["left"].set_visible(False)
         ax.set_xlabel("cosine similarity", fontsize=9)

@@ -156,7 +156,9 @@ def _picture_section(
     shown = []
     for picture in choose_pictures(result):
         draw_picture(picture, images, gallery_images).save(aside / f"{picture.name}.png")
-        shown.append(tables.figure(f"{picture.name}.png", _alt(picture), escape(picture.caption)))
+        shown.append(
+            tables.figure(f"{picture.name}.png", _alt(picture), escape(picture.caption), 10 * len(picture.columns))
+        )
     text = (
         "Each row starts with a query. Found images with a green frame and a tick are of the query's class, those with "
         "an orange frame and a cross are not; the number is the similarity."

@@ -9,7 +9,8 @@ from bier.evaluate.ensemble import EnsembleResult
 
 def figure(file: str, alt: str, caption: str, width: int = 62) -> str:
     """A picture on white paper, in both colour schemes, with its caption; a click opens the PNG itself."""
-    image = f'<img src="{file}" alt="{escape(alt)}" style="width: {width}rem">'
+    least = width / 2 if width > 50 else 0  # on a phone a wide picture scrolls rather than shrinks to nothing
+    image = f'<img src="{file}" alt="{escape(alt)}" style="width: {width}rem; min-width: {least:g}rem">'
     picture = f'<a class="sheet" href="{file}">{image}</a>'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
@@ -41,7 +42,7 @@ def tiles(result: EnsembleResult, comparison: Mapping[str, EnsembleResult]) -> s
     rows = [(f"Recall@{first}", f"{whole[first]:.1f} %", note)]
     if len(result.groups) > 1:
         best = max(result.recall[f"learner-{m + 1}"][first] for m in range(len(result.groups)))
-        rows.append(("Gain of the ensemble", f"{whole[first] - best:+.1f}", "over its best learner"))
+        rows.append(("Ensemble's gain", f"{whole[first] - best:+.1f}", "over its best learner"))
     if result.map_at_r is not None:
         rows.append(("mAP@R", f"{result.map_at_r:.1f} %", f"R-Precision {result.r_precision:.1f} %"))
     if result.classifier_correlation is not None:
