@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bier.errors import DataError
+from bier.errors import ConfigError, DataError
 from bier.method import equations
 from bier.method.ensemble import checked_groups
 from bier.method.losses import BinomialDeviance, pair_derivative, triplet_derivatives
+
+BAND = 128  # rows of the batch whose pairs are worked on at once
 
 
 class BoostedParts(NamedTuple):
@@ -49,68 +51,105 @@ class BoostedLoss(nn.Module):
 
     def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
         _check_batch(z, labels, sum(self.groups))
-        parts = [equations.unit_rows(f) for f in z.split(self.groups, dim=1)]
-        # Gathering the pairs i<j costs far more than working on the whole symmetric matrix without its diagonal,
-        # which holds each of them twice and so has the same means.
-        similarities = [(f @ f.T).fill_diagonal_(0) for f in parts]  # M times (B, B)
-        same = labels[:, None] == labels[None, :]  # (B, B)
-        if getattr(self.loss, "over", "pairs") == "triplets":
-            return self._over_triplets(similarities, same)
-        return self._over_pairs(similarities, same)
+        with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
+            parts = [equations.unit_rows(f) for f in _at_least_float32(z).split(self.groups, dim=1)]
+            if getattr(self.loss, "over", "pairs") == "triplets":
+                return self._over_triplets(parts, labels)
+            return self._over_pairs(parts, labels)
 
-    def _over_pairs(self, similarities: list[Tensor], same: Tensor) -> BoostedParts:
-        """Algorithm 1."""
-        positive, negative = _share(same.clone().fill_diagonal_(False), similarities[0]), _share(~same, similarities[0])
-        weight = torch.ones_like(positive)
-        running = torch.zeros_like(positive)
+    def _over_pairs(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
+        """Algorithm 1, on a band of the batch's rows at a time and its pairs i<j only: it stays in the cache."""
+        positives, negatives = _pair_counts(labels)
+        bands = [f.split(BAND) for f in parts]
         rows = []
-        for m, (rate, score) in enumerate(zip(self.rates, similarities, strict=True)):
+        for b, start in enumerate(range(0, len(labels), BAND)):
+            # A pair i<j is right of the diagonal, which is (0, 0), (1, 1), ... in the band too; the rest has share 0.
+            scores = [
+                (band[b] @ f[start:].T).fill_diagonal_(0) for band, f in zip(bands, parts, strict=True)
+            ]  # M times (band, B - start)
+            same = labels[start : start + BAND, None] == labels[None, start:]
+            later = torch.ones_like(same).triu_(1)
+            positive = _share(later & same, positives, scores[0].dtype)
+            negative = _share(later & ~same, negatives, scores[0].dtype)
+            rows.append(self._boost_pairs(scores, same, positive, negative))
+        return _parts(torch.stack(rows).sum(dim=0))
+
+    def _boost_pairs(self, scores: list[Tensor], same: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """Scores (M times), labels and shares of some pairs -> (M, 3): loss, mean weights."""
+        share = positive + negative
+        weight, weighted = torch.ones_like(share), share
+        running = torch.zeros_like(share)
+        rows = []
+        for m, (rate, score) in enumerate(zip(self.rates, scores, strict=True)):
             if m and self.boost:
                 weight = equations.boosting_weight(pair_derivative(self.loss, running, same))
-            loss = _dot(self.loss(score, same), weight * (positive + negative))
-            rows.append((loss, _dot(weight, positive), _dot(weight, negative)))
+                weighted = weight * share
+            loss = _dot(self.loss(score, same), weighted)
+            rows.append(torch.stack((loss, _dot(weight, positive), _dot(weight, negative))))
             running = equations.running_score(running, score.detach(), rate)
-        return _parts(rows)
+        return torch.stack(rows)
 
-    def _over_triplets(self, similarities: list[Tensor], same: Tensor) -> BoostedParts:
+    def _over_triplets(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
         """Appendix B: a triplet is an ordered positive pair (anchor, other), of which there are A, and a negative."""
+        same = labels[:, None] == labels[None, :]  # (B, B)
         anchor, other = same.clone().fill_diagonal_(False).nonzero(as_tuple=True)  # (A,), (A,)
-        share = _share(~same.index_select(0, anchor), similarities[0])  # (A, B)
+        valid = ~same.index_select(0, anchor)  # (A, B)
+        share = _share(valid, int(valid.sum()), parts[0].dtype)
         weight = torch.ones_like(share)
         running = (torch.zeros_like(share), torch.zeros_like(share))
         rows = []
-        for m, (rate, score) in enumerate(zip(self.rates, similarities, strict=True)):
+        for m, (rate, f) in enumerate(zip(self.rates, parts, strict=True)):
             if m and self.boost:
                 weight = equations.triplet_boosting_weight(*triplet_derivatives(self.loss, *running))
+            score = (f @ f.T).fill_diagonal_(0)
             negative = score.index_select(0, anchor)  # (A, B)
             positive = score[anchor, other][:, None].expand_as(negative)  # (A, B)
             mean_weight = _dot(weight, share)
-            rows.append((_dot(self.loss(positive, negative), weight * share), mean_weight, mean_weight))
+            rows.append(torch.stack((_dot(self.loss(positive, negative), weight * share), mean_weight, mean_weight)))
             running = (
                 equations.running_score(running[0], positive.detach(), rate),
                 equations.running_score(running[1], negative.detach(), rate),
             )
-        return _parts(rows)
+        return _parts(torch.stack(rows))
 
     def extra_repr(self) -> str:
         return f"groups={self.groups}, loss={self.loss}, boost={self.boost}"
 
 
-def _share(chosen: Tensor, like: Tensor) -> Tensor:
-    """A bool mask as weights that turn a sum into the mean over what is chosen (and into 0 if nothing is)."""
-    return chosen.to(like.dtype) / chosen.sum().clamp_min(1)
+def _pair_counts(labels: Tensor) -> tuple[int, int]:
+    """How many pairs i<j share their label, and how many do not."""
+    _, sizes = labels.unique(return_counts=True)
+    positives = int((sizes * (sizes - 1)).sum()) // 2
+    return positives, len(labels) * (len(labels) - 1) // 2 - positives
+
+
+def _share(chosen: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """A bool mask as weights that turn a sum into the mean over `count` chosen ones (and into 0 if there are none)."""
+    return chosen.to(dtype).div_(max(count, 1))
+
+
+def _at_least_float32(z: Tensor) -> Tensor:
+    return z if z.dtype == torch.float64 else z.float()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
+    if a.shape != b.shape:
+        raise ConfigError(
+            "The 'loss' parameter of BoostedLoss must give one value for each similarity, "
+            f"of shape {tuple(b.shape)} here. Got shape {tuple(a.shape)} instead."
+        )
     return torch.dot(a.flatten(), b.flatten())
 
 
-def _parts(rows: list[tuple[Tensor, Tensor, Tensor]]) -> BoostedParts:
-    learners, positive, negative = (torch.stack(column) for column in zip(*rows, strict=True))
-    return BoostedParts(learners.mean(), learners, positive, negative)
+def _parts(rows: Tensor) -> BoostedParts:
+    """(M, 3) -> the parts."""
+    learners, positive, negative = rows.unbind(dim=1)
+    return BoostedParts(learners.mean(), learners, positive.detach(), negative.detach())
 
 
 def _check_batch(z: Tensor, labels: Tensor, dimension: int) -> None:
+    if not isinstance(z, Tensor) or not isinstance(labels, Tensor):
+        raise DataError(f"Expected tensors. Got embeddings {type(z).__name__}, labels {type(labels).__name__} instead.")
     if z.ndim != 2 or z.shape[1] != dimension or not z.is_floating_point():
         raise DataError(
             f"Expected float embeddings of shape (B, {dimension}). Got {z.dtype} of shape {tuple(z.shape)} instead."
@@ -122,5 +161,6 @@ def _check_batch(z: Tensor, labels: Tensor, dimension: int) -> None:
         )
     if len(z) < 2:
         raise DataError(f"A batch needs at least 2 images to form a pair. Got {len(z)} instead.")
-    if not torch.isfinite(z).all():
+    # A finite sum proves finite values at a thirtieth of the cost of looking at each; only a sum may overflow.
+    if not torch.isfinite(z.sum()) and not torch.isfinite(z).all():
         raise DataError("The embeddings of this batch contain NaN or infinite values.")

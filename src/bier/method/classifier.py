@@ -27,6 +27,9 @@ class BoostedClassifier(nn.Module):
         if classes < 2:
             raise ConfigError(f"The 'classes' parameter must be at least 2. Got {classes!r} instead.")
         self.groups = checked_groups(groups)
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"The 'dropout' parameter must be at least 0 and below 1. Got {dropout!r} instead.")
+        self.classes = classes
         self.boost = boost
         self.dropout = nn.Dropout(dropout)
         self.heads = nn.ModuleList(nn.Linear(size, classes) for size in self.groups)
@@ -43,11 +46,8 @@ class BoostedClassifier(nn.Module):
 
     def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
         """The weighted cross-entropy of each learner; both mean weights of the parts are those of all images."""
-        if labels.shape != z.shape[:1] or labels.is_floating_point():
-            raise DataError(
-                f"Expected one integer label for each of the {len(z)} images. "
-                f"Got {labels.dtype} of shape {tuple(labels.shape)} instead."
-            )
+        self._check_batch(z, labels)
+        labels = labels.long()
         all_logits = self.learner_logits(z)
         weight = torch.ones(len(z), dtype=z.dtype, device=z.device)
         running = torch.zeros_like(all_logits[0])
@@ -61,7 +61,23 @@ class BoostedClassifier(nn.Module):
         learners, mean_weights = torch.stack(losses), torch.stack(means)
         return BoostedParts(learners.mean(), learners, mean_weights, mean_weights)
 
+    def _check_batch(self, z: Tensor, labels: Tensor) -> None:
+        if z.ndim != 2 or z.shape[1] != sum(self.groups) or not len(z):
+            raise DataError(f"Expected embeddings of shape (B, {sum(self.groups)}). Got {tuple(z.shape)} instead.")
+        if labels.shape != z.shape[:1] or labels.is_floating_point() or labels.is_complex():
+            raise DataError(
+                f"Expected one integer label for each of the {len(z)} images. "
+                f"Got {labels.dtype} of shape {tuple(labels.shape)} instead."
+            )
+        lowest, highest = int(labels.min()), int(labels.max())
+        if lowest < 0 or highest >= self.classes:
+            raise DataError(
+                f"Expected labels from 0 to {self.classes - 1}. Got labels from {lowest} to {highest} instead."
+            )
+        if not torch.isfinite(z).all():
+            raise DataError("The embeddings of this batch contain NaN or infinite values.")
+
 
 def _own_probability(logits: Tensor, labels: Tensor) -> Tensor:
     """(B, classes), (B,) -> (B,)."""
-    return logits.softmax(dim=1).gather(1, labels[:, None].long()).squeeze(1)
+    return logits.softmax(dim=1).gather(1, labels[:, None]).squeeze(1)

@@ -63,6 +63,8 @@ class _DiversityLoss(nn.Module):
             raise DataError(
                 f"Expected features of shape (B, {ensemble.in_features}). Got {tuple(features.shape)} instead."
             )
+        if not torch.isfinite(features).all():
+            raise DataError("The features of this batch contain NaN or infinite values.")
         if not self.through_backbone:
             features = features.detach()
         if self.scale_features:
@@ -145,7 +147,8 @@ class AdversarialLoss(_DiversityLoss):
     def hold(self, ensemble: EmbeddingEnsemble) -> None:
         super().hold(ensemble)
         for layer in self._layers():
-            layer.bias.div_(layer.bias.norm().clamp_min(1))
+            # A hair below 1: rounding must not wake the one-sided term, whose gradient starts at 2 lambda_w |b|.
+            layer.bias.div_(((1 + 1e-6) * layer.bias.norm()).clamp_min(1))
 
     def _held(self, ensemble: EmbeddingEnsemble) -> list[Tensor]:
         return [ensemble.weight, *(layer.weight for layer in self._layers())]

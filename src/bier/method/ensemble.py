@@ -25,6 +25,8 @@ class EmbeddingEnsemble(nn.Module):
 
     def __init__(self, in_features: int, groups: Sequence[int], start: Start = "glorot") -> None:
         super().__init__()
+        if in_features < 1:
+            raise ConfigError(f"The 'in_features' parameter must be at least 1. Got {in_features!r} instead.")
         self.in_features = in_features
         self.groups = checked_groups(groups)
         self.weight = nn.Parameter(torch.empty(sum(self.groups), in_features))  # (d, h)
@@ -62,7 +64,7 @@ class EmbeddingEnsemble(nn.Module):
                 f"The 'weighting' parameter must be one of {get_args(equations.Weighting)}. Got {weighting!r} instead."
             )
         count = len(self.groups) if learners is None else learners
-        if not 1 <= count <= len(self.groups):
+        if not isinstance(count, int) or not 1 <= count <= len(self.groups):
             raise ConfigError(
                 f"The 'learners' parameter must lie between 1 and {len(self.groups)}. Got {learners!r} instead."
             )
@@ -74,7 +76,7 @@ class EmbeddingEnsemble(nn.Module):
 
 def checked_groups(groups: Sequence[int]) -> tuple[int, ...]:
     """The sizes as a tuple, or an error that shows them."""
-    sizes = tuple(groups)
-    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes):
+    sizes = tuple(groups) if isinstance(groups, Sequence) else ()
+    if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
         raise ConfigError(f"The 'groups' parameter must be a list of whole numbers above 0. Got {groups!r} instead.")
     return sizes

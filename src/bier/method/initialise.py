@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bier.errors import DataError
+from bier.errors import ConfigError, DataError
 from bier.method import equations
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
@@ -45,6 +45,9 @@ def initialise(
     Rows are put back to length 1 after each step (the limit of a high lambda_w). The solver stops when squared row
     norms are within 1 ± 1e-3 and the loss is flat; if that does not happen within `steps`, a RuntimeWarning says so.
     """
+    for name, value in (("steps", steps), ("batch_size", batch_size)):
+        if value < 1:
+            raise ConfigError(f"The '{name}' parameter of initialise must be at least 1. Got {value!r} instead.")
     if features.ndim != 2 or features.shape[1] != ensemble.in_features or len(features) < 1:
         raise DataError(f"Expected features of shape (N, {ensemble.in_features}). Got {tuple(features.shape)} instead.")
     if not torch.isfinite(features).all():

@@ -76,7 +76,7 @@ class Triplet(_Checked):
 
 def pair_derivative(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
     """d loss / d similarity up to its sign: in closed form where the loss has one, else by differentiation."""
-    if hasattr(loss, "weight"):
+    if callable(getattr(loss, "weight", None)):
         closed_form: Tensor = loss.weight(similarity, same)
         return closed_form
     return _differentiate(lambda s: loss(s, same), similarity)[0]
@@ -84,7 +84,7 @@ def pair_derivative(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
 
 def triplet_derivatives(loss: Any, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
     """d loss / d s+ and d loss / d s- up to their signs."""
-    if hasattr(loss, "weight"):
+    if callable(getattr(loss, "weight", None)):
         closed_form: Tensor = loss.weight(positive, negative)
         return closed_form, closed_form
     by_positive, by_negative = _differentiate(loss, positive, negative)
