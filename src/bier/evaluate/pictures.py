@@ -67,7 +67,7 @@ def choose_pictures(result: EnsembleResult, count: int = 4, seed: int = 0) -> li
 
 
 DISAGREE = "The query and the nearest image by each learner alone. Rule: random queries on which the learners disagree."
-HARD = "Hard cases. Rule: the ensemble is right although the fewest learners alone are."
+HARD = "Hard cases. Rule: the ensemble is right where the fewest of its learners are."
 TYPICAL = "Typical cases. Rule: queries drawn at random."
 FAILED = "Failed cases. Rule: the nearest image is wrong, and of all such queries these have the highest similarity."
 

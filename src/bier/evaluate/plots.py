@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
@@ -25,7 +26,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.08, w_pad=0.06))
     FigureCanvasAgg(figure)
     axes = list(np.ravel(figure.subplots(rows, columns)))
     for ax in axes:
@@ -80,11 +81,11 @@ def feature_heat_map(correlation: NDArray[np.float64], groups: Sequence[int]) ->
         ax.axhline(edge, color=BLUE, linewidth=1.6)
         ax.axvline(edge, color=BLUE, linewidth=1.6)
     centres = (edges[:-1] + edges[1:]) / 2
-    names = [f"{m + 1}\n({size})" for m, size in enumerate(groups)]
-    ax.set_xticks(centres, names)
-    ax.set_yticks(centres, [name.replace("\n", " ") for name in names])
+    if len(groups) > 1:
+        ax.set_xticks(centres, [f"{m + 1}\n({size})" for m, size in enumerate(groups)])
+        ax.set_yticks(centres, [f"{m + 1} ({size})" for m, size in enumerate(groups)])
     ax.spines[:].set_visible(False)
-    ax.set_xlabel("learner (dimensions)")
+    ax.set_xlabel("learner (dimensions)" if len(groups) > 1 else "dimension")
     figure.colorbar(image, ax=ax, shrink=0.9, extend="max" if top < 1 else "neither", label="|correlation|")
     return figure
 
@@ -111,7 +112,8 @@ def similarity_histograms(distribution: Distribution) -> Figure:
     count = len(distribution.positive)
     columns = min(count, 3)
     rows = -(-count // columns)
-    figure, axes = new_figure(3.3 * columns + 0.4, 2.7 * rows + 0.3, columns, rows)
+    width, height = (3.3 * columns + 0.4, 2.7 * rows + 0.3) if count > 1 else (5.6, 4.9)
+    figure, axes = new_figure(width, height, columns, rows)
     both = np.concatenate([distribution.positive.ravel(), distribution.negative.ravel(), [0.0, 1.0]])
     bins = np.linspace(both.min(), max(1.0, both.max()), 61).tolist()
     for m, ax in enumerate(axes):

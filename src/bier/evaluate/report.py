@@ -120,32 +120,37 @@ def _recall_section(aside: Path, result: EnsembleResult, comparison: Mapping[str
 
 
 def _learner_section(aside: Path, result: EnsembleResult) -> str:
+    several = len(result.groups) > 1
     everything = result.test.everything
     heat = _Figure(
         "feature-correlation",
         feature_heat_map(feature_correlation_matrix(everything), result.groups),
         f"Heat map of the correlation between embedding dimensions, on average {result.feature_correlation:.3f}.",
-        "How much two dimensions of the embedding move together; blue lines part the learners, and pale is good: "
-        "each dimension then says something of its own.",
+        f"How much two dimensions of the embedding move together{'; blue lines part the learners' if several else ''}. "
+        "Pale is good: each dimension then says something of its own.",
+        width=34,
     )
     spread = _Figure(
         "similarities",
         similarity_histograms(similarity_distribution(everything, result.groups, result.test.all_classes)),
         "Histograms of the similarities of pairs of the same and of different classes.",
-        "How similar a learner finds pairs of the same class (solid, green) and of different classes (dashed, orange): "
-        "the less the two overlap, the better it tells classes apart.",
+        f"How similar {'each learner' if several else 'it'} finds pairs of the same class (solid, green) and of "
+        "different classes (dashed, orange): the less the two overlap, the better it tells classes apart.",
+        width=min(62, 31 * len(result.groups)),
     )
-    if len(result.groups) == 1:
-        return f"<section><h2>The embedding</h2>{_show(aside, heat)}{_show(aside, spread)}</section>"
+    if not several:
+        pair = f'<div class="pair">{_show(aside, heat)}{_show(aside, spread)}</div>'
+        return f"<section><h2>The embedding</h2>{pair}</section>"
     learners = _Figure(
         "learner-correlation",
         learner_heat_map(result.learner_correlation),
         f"Matrix of the correlation between learners' scores, on average {result.classifier_correlation:.3f}.",
-        "How much two learners agree on which pairs are similar; an ensemble gains most from learners that are good "
+        "How much two learners agree on which pairs are similar. An ensemble gains most from learners that are good "
         "and yet differ, so lower is better.",
+        width=34,
     )
-    two = f'<div class="pair">{_show(aside, heat)}{_show(aside, learners)}</div>'
-    return f"<section><h2>The learners</h2>{tables.learner_table(result)}{two}{_show(aside, spread)}</section>"
+    pair = f'<div class="pair">{_show(aside, heat)}{_show(aside, learners)}</div>'
+    return f"<section><h2>The learners</h2>{tables.learner_table(result)}{pair}{_show(aside, spread)}</section>"
 
 
 def _picture_section(
