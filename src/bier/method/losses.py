@@ -79,7 +79,7 @@ def pair_derivative(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
     if callable(getattr(loss, "weight", None)):
         closed_form: Tensor = loss.weight(similarity, same)
         return closed_form
-    return _differentiate(lambda s: loss(s, same), similarity)[0]
+    return _differentiate(loss, similarity, same)[0]
 
 
 def triplet_derivatives(loss: Any, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,11 +91,13 @@ def triplet_derivatives(loss: Any, positive: Tensor, negative: Tensor) -> tuple[
     return by_positive, by_negative
 
 
-def _differentiate(loss: Any, *scores: Tensor) -> list[Tensor]:
+def _differentiate(loss: Any, *arguments: Tensor) -> list[Tensor]:
     """The derivative of an elementwise loss with respect to each of its scores, without touching the graph."""
-    with torch.enable_grad():
-        leaves = [score.detach().requires_grad_() for score in scores]
-        values = loss(*leaves)
+    with torch.inference_mode(False), torch.enable_grad():
+        # Copies, because a tensor made in inference mode can never be differentiated. Labels are no scores.
+        copies = [argument.detach().clone() for argument in arguments]
+        leaves = [copy.requires_grad_() for copy in copies if copy.is_floating_point()]
+        values = loss(*copies)
         if not values.requires_grad:
             return [torch.zeros_like(leaf) for leaf in leaves]
         gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
