@@ -13,14 +13,14 @@ LAYERS = [
     {"errors"},
     {"config", "method", "images"},
     {"data", "models", "evaluate", "search"},
-    {"train"},
+    {"training"},
     {"paper", "web"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SAME_LAYER = {("models", "method")}
-FORBIDDEN = {("web", "train"), ("search", "method"), ("evaluate", "images")}
-METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "__future__", "dataclasses"}
+FORBIDDEN = {("web", "training"), ("search", "method"), ("evaluate", "images")}
+METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
 
 
 def modules() -> list[Path]:

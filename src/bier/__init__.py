@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from bier.models.model import Model as Model
     from bier.models.model import load as load
     from bier.search.index import Index as Index
+    from bier.training.loop import train as train
+    from bier.training.methods import resolve as resolve
 
 __version__ = "0.1.0"
 
@@ -49,6 +51,8 @@ _HOME = {
     "initialise": "bier.method.initialise",
     "load": "bier.models.model",
     "recall_at_k": "bier.evaluate.recall",
+    "resolve": "bier.training.methods",
+    "train": "bier.training.loop",
 }
 
 __all__ = sorted(_HOME)

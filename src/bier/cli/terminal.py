@@ -20,14 +20,12 @@ from rich.progress import (
 
 console = Console(stderr=True, highlight=False)
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 
 
 def say(message: str) -> None:
     """A line for people, on standard error."""
-    console.print(message, markup=False)
+    console.print(message, markup=False, soft_wrap=True)
 
 
 def emit(result: Mapping[str, Any]) -> None:

@@ -1,0 +1,151 @@
+"""`bier train`."""
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress, TaskID
+
+from bier.cli import options
+from bier.cli.terminal import Json, emit, progress_bar, say
+from bier.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bier.config import Config
+
+Method = Annotated[
+    str, typer.Option("--method", metavar="NAME", help="baseline, init, bier, activation-bier or a-bier.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="The run folder. [default: runs/DATA-METHOD-SEED]")
+]
+Resume = Annotated[
+    Path | None, typer.Option("--resume", metavar="DIR", help="Go on with this run from its newest checkpoint.")
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Repeat a run from its config.toml; --set still applies."),
+]
+
+HELP = """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
+
+Examples:
+
+  bier train --data glyphs --out runs/first
+
+  bier train --data folder --root photos --method a-bier --out runs/shop
+
+  bier train --data cub --root CUB_200_2011 --method bier --set train.steps=15000
+
+  bier train --resume runs/shop
+
+  torchrun --nproc-per-node 2 -m bier train --data glyphs
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("train", help=HELP)(train)
+
+
+def train(
+    data: options.Data = "glyphs",
+    root: options.Root = None,
+    method: Method = "a-bier",
+    out: Out = None,
+    resume: Resume = None,
+    config: ConfigFile = None,
+    settings: options.Settings = None,
+    size: options.Size = "small",
+    skip_broken: options.SkipBroken = False,
+    cache: options.Cache = None,
+    as_json: Json = False,
+) -> None:
+    from bier.config import Config, parse_settings
+    from bier.training import resolve
+    from bier.training import train as run_training
+
+    chosen = parse_settings(settings or [])
+    if resume is not None:
+        if config is not None or out is not None:
+            raise ConfigError("--resume takes the run's own folder and settings; leave out --config and --out.")
+        resolved = Config.from_toml(resume / "config.toml").with_settings(chosen)
+    elif config is not None:
+        resolved = Config.from_toml(config).with_settings(chosen)
+    else:
+        named = {
+            "data.root": str(root) if root else "",
+            "data.size": size,
+            "data.skip_broken": skip_broken,
+            "data.cache": str(cache) if cache else "",
+        }
+        resolved = resolve(method, data, {**named, **chosen})
+    with progress_bar() as bar:
+        watcher = Watcher(bar, resolved)
+        run = run_training(resolved, resume or out, resume=resume is not None, observer=watcher)
+    if int(os.environ.get("RANK", "0")) != 0:
+        return
+    folder = shlex.quote(str(run.folder))
+    if run.interrupted:
+        say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: bier train --resume {folder}")
+        raise typer.Exit(130)
+    if as_json:
+        emit(
+            {
+                "run": str(run.folder),
+                "model": str(run.folder / "model"),
+                "steps": run.step,
+                "best_step": run.best_step,
+                "best_validation": run.best_validation,
+                "seconds": watcher.seconds,
+            }
+        )
+    else:
+        best = (
+            ""
+            if run.best_validation is None
+            else f", best validation {run.best_validation:.2f} at step {run.best_step}"
+        )
+        say(f"Trained {run.step} steps in {watcher.seconds:.0f} s{best}.")
+        say(f"Next: bier evaluate {folder}")
+
+
+class Watcher:
+    """Draws a run as a progress bar: loss, each learner's loss, images per second, time left."""
+
+    def __init__(self, bar: Progress, config: "Config", label: str = "training") -> None:
+        self.bar = bar
+        self.label = label
+        self.batch = config.train.batch_classes * config.train.batch_images
+        self.tasks: dict[str, TaskID] = {}
+        self.status = ""
+        self.started: float | None = None
+        self.first_step = 0
+        self.begun = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        self.bar.update(self._task(what), completed=done, total=total, visible=done < total)
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        if self.started is None:
+            self.started, self.first_step = time.perf_counter(), step
+        if "loss" in row:
+            learners = " ".join(f"{loss:.3f}" for loss in row["learner_losses"])
+            self.status = f"loss {row['loss']:.3f} ({learners})"
+        if "validation" in row:
+            say(f"step {step}: validation {row['validation']:.2f}")
+        elapsed = time.perf_counter() - self.started
+        speed = f" {self.batch * (step - self.first_step) / elapsed:.0f} images/s" if elapsed > 0 else ""
+        self.bar.update(self._task(self.label), completed=step, total=total, status=self.status + speed)
+
+    def _task(self, what: str) -> TaskID:
+        if what not in self.tasks:
+            self.tasks[what] = self.bar.add_task(what, total=None, status="")
+        return self.tasks[what]

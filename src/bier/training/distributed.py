@@ -1,0 +1,89 @@
+"""One process or many: who I am, and embeddings gathered across processes together with their gradients."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def rank() -> int:
+    return dist.get_rank() if _running() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if _running() else 1
+
+
+def _running() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the other processes if torchrun started this one; leave them at the end, also after an error."""
+    if "RANK" not in os.environ or _running():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gather(local: Tensor) -> Tensor:
+    """The rows of all processes in the order of their ranks: (b, ...) -> (world b, ...), with gradients.
+
+    Every process computes the same loss from the gathered rows. On the way back each row collects the gradient of
+    all those copies, which is `world` times its true one; DistributedDataParallel then averages over processes, and
+    what it hands to the optimizer is the gradient that one process with the whole batch would have found.
+    """
+    if world() == 1:
+        return local
+    if not local.is_floating_point():
+        return _gathered(local)
+    rows: Tensor = _Gather.apply(local)
+    return rows
+
+
+def _gathered(local: Tensor) -> Tensor:
+    rows = [torch.empty_like(local) for _ in range(world())]
+    dist.all_gather(rows, local.contiguous())
+    return torch.cat(rows)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        ctx.count = len(local)
+        return _gathered(local)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)  # the sum over the copies of the loss
+        return gradient[rank() * ctx.count : (rank() + 1) * ctx.count]
+
+
+def agree(flag: bool) -> bool:
+    """True on every process as soon as it is on one."""
+    if world() == 1:
+        return flag
+    vote = torch.tensor([int(flag)])
+    dist.all_reduce(vote, op=dist.ReduceOp.MAX)
+    return bool(vote.item())
+
+
+def from_first(compute: Callable[[], float]) -> float:
+    """The value that process 0 computes, on every process."""
+    if world() == 1:
+        return compute()
+    value = torch.tensor([compute() if rank() == 0 else 0.0], dtype=torch.float64)
+    dist.broadcast(value, src=0)
+    return float(value)

@@ -1,0 +1,298 @@
+"""The training loop, from top to bottom."""
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bier.config import Config, TrainConfig
+from bier.errors import ConfigError, DataError, TrainingError
+from bier.method import equations
+from bier.training import checkpoint as saved
+from bier.training import distributed, record
+from bier.training.checkpoint import Checkpoint
+from bier.training.finish import measure, save_model
+from bier.training.objective import Objective, ObjectiveParts
+from bier.training.setup import Workbench, build, solve_start
+
+
+class Observer(Protocol):
+    """Whoever watches a run; the command line draws a bar."""
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        """Called before training, while images are read or W is solved for."""
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        """Called after each step, with the line of metrics.jsonl where the step wrote one."""
+
+
+class Silent:
+    """Watches and says nothing."""
+
+    def prepare(self, what: str, done: int, total: int) -> None: ...
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None: ...
+
+
+class Run(NamedTuple):
+    """How a run ended. `interrupted` means that it saved a checkpoint when asked to stop and can go on from it."""
+
+    folder: Path
+    step: int
+    best_step: int | None
+    best_validation: float | None
+    interrupted: bool
+
+
+@dataclass
+class Standing:
+    """How far a run has come, and its best validation so far."""
+
+    step: int = 0
+    best_step: int | None = None
+    best_value: float | None = None
+    stale: int = 0  # validations since the best
+
+    def judge(self, value: float) -> None:
+        if self.best_value is None or value > self.best_value:
+            self.best_step, self.best_value, self.stale = self.step, value, 0
+        else:
+            self.stale += 1
+
+    def done(self, config: TrainConfig) -> bool:
+        return self.step >= config.steps or 0 < config.patience <= self.stale
+
+
+def train(
+    config: Config, out: str | Path | None = None, *, resume: bool = False, observer: Observer | None = None
+) -> Run:
+    """Train what `config` says and leave a run folder: config, metrics, checkpoints, model.
+
+    out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
+    from its newest checkpoint and ends with the very weights and metrics that an uninterrupted run has.
+    """
+    run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
+    observer = observer or Silent()
+    with distributed.process_group(), _stop_requests() as stopping:
+        _check_folder(run, config, resume)
+        bench = build(config, observer.prepare)
+        optimizer = _optimizer(config, bench.objective)
+        standing = _start_or_restore(run, config, bench, optimizer, observer)
+        model: torch.nn.Module = bench.objective
+        if distributed.world() > 1:
+            model = DistributedDataParallel(bench.objective)
+        metrics = record.Metrics(run, resume_at=standing.step, writes=distributed.rank() == 0)
+        batches = iter(bench.feed.batches(bench.sampler))
+        bench.objective.train()
+        interrupted = False
+
+        while not standing.done(config.train) and not interrupted:
+            started = time.perf_counter()
+            inputs, numbers = next(batches)
+            standing.step += 1
+            row = _step(config, bench, model, optimizer, inputs, bench.labels[numbers], standing.step, run)
+            if bench.validation and _due(standing.step, config.train.validate_every, config):
+                value = distributed.from_first(lambda: measure(bench))
+                standing.judge(value)
+                row = {"step": standing.step, **row, "validation": value}
+            if row:
+                metrics.write(row, {"images_per_second": bench.sampler.batch_size / (time.perf_counter() - started)})
+            observer.step(standing.step, config.train.steps, row)
+
+            ending = standing.done(config.train)
+            interrupted = distributed.agree(bool(stopping)) and not ending
+            is_best = standing.best_step == standing.step
+            if _due(standing.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
+                _save(run, config, bench, optimizer, standing, metrics)
+
+        metrics.close()
+        if not interrupted and distributed.rank() == 0:
+            best = run / record.CHECKPOINTS / f"{saved.STEP}{standing.best_step}"
+            if best.is_dir():
+                saved.load_module(bench.objective, saved.read_checkpoint(best).tensors)
+            save_model(run, config, bench)
+        return Run(run, standing.step, standing.best_step, standing.best_value, interrupted)
+
+
+def _step(
+    config: Config,
+    bench: Workbench,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    step: int,
+    run: Path,
+) -> dict[str, Any]:
+    """One step of training; its line of metrics.jsonl where one is due, else nothing."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["factor"] * _learning_rate(config.train, step)
+    parts = _forward(model, inputs, labels, step, run)
+    logging = _due(step, config.train.log_every, config)
+    row = _row(step, parts, bench.objective, optimizer) if logging else {}
+    optimizer.zero_grad()
+    parts.total.backward()
+    if logging:
+        row["gradient_norm"] = _gradient_norm(bench.objective)
+    optimizer.step()
+    bench.objective.after_step()
+    if logging:
+        row["row_norm_deviation"] = float(equations.row_norm_deviation(bench.objective.ensemble.weight))
+    return row
+
+
+def _due(step: int, every: int, config: Config) -> bool:
+    return step % every == 0 or step == config.train.steps
+
+
+def _check_folder(run: Path, config: Config, resume: bool) -> None:
+    exists = (run / record.CONFIG).exists()
+    if resume and not exists:
+        raise ConfigError(f"There is no run to resume at {run}: it has no {record.CONFIG}.")
+    if exists and not resume:
+        raise ConfigError(f"{run} already holds a run. Resume it with --resume {run}, or choose another --out.")
+    if resume:
+        record.check_same_config(run, config)
+
+
+def _optimizer(config: Config, objective: Objective) -> torch.optim.Optimizer:
+    """The backbone at the learning rate, what lies behind it at `embedding_factor` times that."""
+    network = [p for p in objective.network.parameters() if p.requires_grad]
+    behind = [p for name, p in objective.named_parameters() if not name.startswith("network.")]
+    groups = [{"params": network, "factor": 1.0}, {"params": behind, "factor": config.train.embedding_factor}]
+    groups = [group for group in groups if group["params"]]
+    rate, decay = config.train.learning_rate, config.train.weight_decay
+    if config.train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=decay)
+    return torch.optim.Adam(groups, lr=rate, weight_decay=decay)
+
+
+def _learning_rate(settings: TrainConfig, step: int) -> float:
+    if step <= settings.warmup:
+        return settings.learning_rate * step / settings.warmup
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    share = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
+    return settings.learning_rate * 0.5 * (1 + math.cos(share * math.pi))
+
+
+def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Path) -> ObjectiveParts:
+    """The loss of a batch, or an error that names the step, the part that broke and where to go on from."""
+    try:
+        parts: ObjectiveParts = model(inputs, labels)
+    except DataError as error:
+        raise _broken(step, str(error), run) from error
+    for name, value in (("metric loss", parts.metric.total), ("diversity loss", parts.diversity)):
+        if not torch.isfinite(value):
+            raise _broken(step, f"The {name} is {value.item()}.", run)
+    return parts
+
+
+def _broken(step: int, what: str, run: Path) -> TrainingError:
+    good = saved.newest(run / record.CHECKPOINTS)
+    advice = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
+    return TrainingError(f"Step {step}: {what} Try a lower train.learning_rate; {advice}.")
+
+
+def _row(step: int, parts: ObjectiveParts, objective: Objective, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A line of metrics.jsonl."""
+    metric = parts.metric
+    row = {
+        "step": step,
+        "loss": parts.total.item(),
+        "metric_loss": metric.total.item(),
+        "learner_losses": metric.learners.tolist(),
+        "positive_weights": metric.positive_weights.tolist(),
+        "negative_weights": metric.negative_weights.tolist(),
+        "learning_rate": optimizer.param_groups[0]["lr"],
+        "metric_gradient_on_w": _gradient_on_w(metric.total, objective),
+    }
+    if objective.diversity is not None:
+        row["diversity_loss"] = parts.diversity.item()
+        row["similarity"] = parts.similarity.item()
+        row["diversity_gradient_on_w"] = objective.lambda_div * _gradient_on_w(parts.diversity, objective)
+    return row
+
+
+def _gradient_on_w(loss: Tensor, objective: Objective) -> float:
+    """How hard a part of the loss pulls at the embedding layer; what lambda_div is to be judged by."""
+    (gradient,) = torch.autograd.grad(loss, [objective.ensemble.weight], retain_graph=True)
+    return float(gradient.norm())
+
+
+def _gradient_norm(objective: Objective) -> float:
+    gradients = [p.grad for p in objective.parameters() if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))
+
+
+def _start_or_restore(
+    run: Path, config: Config, bench: Workbench, optimizer: torch.optim.Optimizer, observer: Observer
+) -> Standing:
+    """Begin a run, or take it up where its newest checkpoint left it."""
+    newest = saved.newest(run / record.CHECKPOINTS)
+    if newest is None:
+        if distributed.rank() == 0:
+            record.write_config(run, config, bench.dataset.split)
+            solve_start(config, bench, observer.prepare)
+        bench.objective.after_step()
+        torch.manual_seed(config.seed + distributed.rank())
+        return Standing()
+    state = saved.read_checkpoint(newest)
+    saved.load_module(bench.objective, state.tensors)
+    saved.load_optimizer(optimizer, state.tensors)
+    bench.sampler.load_state_dict(state.values["sampler"])
+    random = state.tensors["random"]
+    if len(random) != distributed.world():
+        raise ConfigError(f"The run was made by {len(random)} processes and must go on with as many.")
+    torch.set_rng_state(random[distributed.rank()].contiguous())
+    return Standing(**state.values["standing"])
+
+
+def _save(
+    run: Path,
+    config: Config,
+    bench: Workbench,
+    optimizer: torch.optim.Optimizer,
+    standing: Standing,
+    metrics: record.Metrics,
+) -> None:
+    """Write a checkpoint, whose metrics are durable before it is, and remove old ones."""
+    random = distributed.gather(torch.get_rng_state()[None])  # (world, n), a row for each process
+    if distributed.rank() != 0:
+        return
+    tensors = {**saved.module_tensors(bench.objective), **saved.optimizer_tensors(optimizer), "random": random}
+    values = {"standing": asdict(standing), "sampler": bench.sampler.state_dict(batches=standing.step)}
+    metrics.flush()
+    folder = run / record.CHECKPOINTS
+    saved.write_checkpoint(folder, standing.step, Checkpoint(tensors, values))
+    saved.prune(folder, config.train.keep_checkpoints, standing.best_step)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """A list that Ctrl-C or SIGTERM fills; the loop ends the step it is in. A second one ends at once."""
+    requests: list[int] = []
+
+    def request(number: int, _: Any) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where signals cannot be caught
+        yield requests
+        return
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

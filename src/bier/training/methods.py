@@ -1,0 +1,69 @@
+"""Methods and what suits each data set: named sets of settings, nothing more. Everything can be overridden."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from bier.config import Config
+from bier.errors import ConfigError
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    # one plain embedding
+    "baseline": {"model.groups": 1, "loss.boost": False},
+    # learners that start different and are then trained alike
+    "init": {"loss.boost": False, "model.start": "activation"},
+    # boosted learners that start different
+    "bier": {"model.start": "activation"},
+    # boosted learners that are kept different while they train
+    "activation-bier": {"diversity.name": "activation"},
+    "a-bier": {"diversity.name": "adversarial"},
+}
+
+_FROM_SCRATCH = {
+    "train.learning_rate": 1e-3,
+    "train.embedding_factor": 1.0,
+    "train.weight_decay": 0.0,
+    "train.schedule": "cosine",
+}
+_OWN_PICTURES = {"data.validation": 0.1}
+
+SUITED: Mapping[str, Mapping[str, Any]] = {
+    "glyphs": {
+        **_FROM_SCRATCH,
+        "model.backbone": "conv4",
+        "data.augment": "shift",
+        "train.batch_classes": 16,
+        "train.batch_images": 5,
+        "train.steps": 500,
+    },
+    "cifar10": {
+        **_FROM_SCRATCH,
+        "model.backbone": "cifar10-quick",
+        "model.embedding": 64,
+        "model.groups": 2,
+        "loss.name": "cross-entropy",
+        "diversity.through_backbone": True,
+        "train.batch_classes": 10,
+        "train.batch_images": 10,
+        "train.steps": 8000,
+        "train.weight_decay": 4e-3,
+    },
+    "features": {
+        **_FROM_SCRATCH,
+        **_OWN_PICTURES,
+        "model.backbone": "features",
+        "data.augment": "none",
+    },
+    "folder": _OWN_PICTURES,
+    "table": _OWN_PICTURES,
+}
+
+
+def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -> Config:
+    """The config of a run: defaults, then what suits the data set, then the method, then the caller's settings."""
+    if method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"The method must be one of {', '.join(METHODS)}. Got '{method}' instead.{hint}")
+    layers = {**SUITED.get(data, {}), **METHODS[method], "method": method, "data.name": data, **(settings or {})}
+    return Config().with_settings(layers)

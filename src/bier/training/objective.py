@@ -1,0 +1,99 @@
+"""From a batch to the loss: backbone, embedding, boosted loss and diversity loss in one module."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from bier.config import Config
+from bier.method import equations
+from bier.method.boosting import BoostedLoss, BoostedParts
+from bier.method.classifier import BoostedClassifier
+from bier.method.diversity import ActivationLoss, AdversarialLoss
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.method.losses import BinomialDeviance, Contrastive, Triplet
+from bier.models.precision import autocast
+from bier.training.distributed import gather
+
+
+class ObjectiveParts(NamedTuple):
+    """The loss of a batch and what it is made of."""
+
+    total: Tensor
+    metric: BoostedParts
+    diversity: Tensor  # scalar, before lambda_div; 0 where there is none
+    similarity: Tensor  # scalar, what learners have in common by the diversity loss
+
+
+class Objective(nn.Module):
+    """Everything that has weights to train. `forward` is line 18 of the method.
+
+    `network` maps what the feed deals out (pixels, maps of a frozen trunk, or features) to features (B, h).
+    Under DistributedDataParallel each process brings its share of the batch and the metric loss sees all of it.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        ensemble: EmbeddingEnsemble,
+        metric: BoostedLoss | BoostedClassifier,
+        diversity: ActivationLoss | AdversarialLoss | None,
+        lambda_div: float,
+        precision: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.ensemble = ensemble
+        self.metric = metric
+        self.diversity = diversity
+        self.lambda_div = lambda_div
+        self.precision = precision
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """phi (B, h), computed in the precision of the run and handed on in that of W."""
+        with autocast(self.precision, inputs.device):
+            features: Tensor = self.network(inputs)
+        return features.to(self.ensemble.weight.dtype)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> ObjectiveParts:
+        features = self.features(inputs)
+        metric = self.metric(gather(self.ensemble(features)), gather(labels))
+        if self.diversity is None:
+            nothing = metric.total.new_zeros(())
+            return ObjectiveParts(metric.total, metric, nothing, nothing)
+        diversity = self.diversity(self.ensemble, features)
+        total = equations.training_loss(metric.total, diversity.total, self.lambda_div)
+        return ObjectiveParts(total, metric, diversity.total, diversity.similarity)
+
+    def after_step(self) -> None:
+        """With lambda_w = inf the rows go back to length 1 after each step of the optimizer."""
+        if self.diversity is not None and self.diversity.lambda_w == float("inf"):
+            self.diversity.hold(self.ensemble)
+
+
+def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> BoostedLoss | BoostedClassifier:
+    """What `config.loss` names."""
+    loss = config.loss
+    if loss.name == "cross-entropy":
+        return BoostedClassifier(groups, classes, loss.boost, loss.dropout)
+    given = {} if loss.margin < 0 else {"margin": loss.margin}
+    if loss.name == "contrastive":
+        return BoostedLoss(groups, Contrastive(**given), loss.boost)
+    if loss.name == "triplet":
+        return BoostedLoss(groups, Triplet(**given), loss.boost)
+    return BoostedLoss(groups, BinomialDeviance(loss.beta1, loss.beta2, loss.cost), loss.boost)
+
+
+def diversity_loss(config: Config, name: str, groups: tuple[int, ...]) -> ActivationLoss | AdversarialLoss | None:
+    """The diversity loss called `name`, with the settings of `config.diversity`."""
+    settings = config.diversity
+    shared = {
+        "lambda_w": settings.norm_weight,
+        "reduction": settings.reduction,
+        "through_backbone": settings.through_backbone,
+        "scale_features": settings.scale_features,
+    }
+    if name == "activation":
+        return ActivationLoss(groups, **shared)  # type: ignore[arg-type]
+    if name == "adversarial":
+        return AdversarialLoss(groups, settings.hidden, **shared)
+    return None

@@ -1,0 +1,190 @@
+"""From a config to what is trained: data, backbone, embedding, losses, batches."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bier import data
+from bier.config import Config
+from bier.data import Dataset, Part
+from bier.data.sampler import BalancedBatches
+from bier.errors import ConfigError, DataError
+from bier.method.ensemble import EmbeddingEnsemble, Start
+from bier.method.equations import group_sizes
+from bier.method.initialise import initialise
+from bier.models.backbones import Backbone, build_backbone
+from bier.models.folding import folded
+from bier.models.memory import reuse_memory
+from bier.models.precision import autocast
+from bier.training import distributed
+from bier.training.feeds import Feed, feed_for
+from bier.training.objective import Objective, diversity_loss, metric_loss
+
+EMBEDDING_ONLY = "embedding"
+MOST_FEATURES = 10_000  # images from which a solved start is computed
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Workbench:
+    """Everything a run works with."""
+
+    config: Config
+    dataset: Dataset
+    backbone: Backbone
+    objective: Objective
+    feed: Feed
+    labels: Tensor  # (N,) of the training images
+    sampler: BalancedBatches
+    validation: tuple[Feed, NDArray[np.int64]] | None
+
+    @torch.no_grad()
+    def features(self, inputs: Tensor) -> Tensor:
+        """phi (B, h) of images as they are at test time, through the whole backbone."""
+        with autocast(self.config.train.precision, inputs.device):
+            features: Tensor = self.backbone(inputs)
+        return features.to(self.objective.ensemble.weight.dtype)
+
+    @torch.no_grad()
+    def embed(self, inputs: Tensor) -> Tensor:
+        """The raw embedding z (B, d) of images as they are at test time."""
+        z: Tensor = self.objective.ensemble(self.features(inputs))
+        return z
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set that a config names, divided as it says."""
+    settings = config.data
+    dataset = data.load(
+        settings.name,
+        settings.root or None,
+        seed=config.seed if settings.name != "glyphs" else 0,
+        validation=settings.validation,
+        split=settings.split,
+        test_share=settings.test_share,
+        size=settings.size,
+    )
+    if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
+        wanted = "cross-entropy" if dataset.protocol == "accuracy" else "binomial-deviance, contrastive or triplet"
+        raise ConfigError(f"The data set '{settings.name}' needs loss.name={wanted}. Got '{config.loss.name}' instead.")
+    return dataset
+
+
+def build(config: Config, progress: Progress | None = None) -> Workbench:
+    """Check, read and build everything, in the order in which it can fail."""
+    reuse_memory()
+    torch.manual_seed(config.seed)
+    dataset = load_data(config)
+    part = dataset["train"]
+    backbone = backbone_for(config, part)
+    groups = sizes(config)
+    ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config))
+    network, feed = feed_and_network(config, backbone, part, progress)
+    objective = Objective(
+        network,
+        ensemble,
+        metric_loss(config, groups, len(part.classes)),
+        diversity_loss(config, config.diversity.name, groups),
+        config.diversity.weight,
+        config.train.precision,
+    )
+    if feed.kept.size == 0:
+        raise DataError(f"None of the {len(part)} training images of '{dataset.name}' can be read.")
+    sampler = BalancedBatches(
+        part.labels[feed.kept],
+        config.train.batch_classes,
+        config.train.batch_images,
+        config.seed,
+        distributed.rank(),
+        distributed.world(),
+        indices=feed.kept,
+    )
+    return Workbench(
+        config,
+        dataset,
+        backbone,
+        objective,
+        feed,
+        torch.from_numpy(part.labels),
+        sampler,
+        _validation(config, dataset, backbone),
+    )
+
+
+def backbone_for(config: Config, part: Part) -> Backbone:
+    """The backbone that a config names, frozen before `model.trainable_from`, ready to be trained."""
+    images = part.images
+    width = images.shape[1] if isinstance(images, np.ndarray) and images.ndim == 2 else None
+    settings = config.model
+    if (width is not None) != (settings.backbone == "features"):
+        raise ConfigError(
+            "The backbone 'features' goes with pre-computed features and with nothing else. "
+            f"Got the backbone '{settings.backbone}' with the data set '{config.data.name}'."
+        )
+    weights = Path(settings.weights) if settings.weights else None
+    backbone = build_backbone(settings.backbone, pretrained=settings.pretrained, weights=weights, features=width)
+    if backbone.body.frozen_norm:
+        backbone = folded(backbone)  # statistics that never change are part of the convolution, and cheaper there
+    if settings.trainable_from == EMBEDDING_ONLY:
+        backbone.requires_grad_(False).train(False)
+    else:
+        backbone.freeze_before(settings.trainable_from or None)
+    return backbone
+
+
+def feed_and_network(
+    config: Config, backbone: Backbone, part: Part, progress: Progress | None
+) -> tuple[nn.Module, Feed]:
+    """Training images as they enter what is trained, and the network that takes them."""
+    report = None if progress is None else lambda done, total: progress("reading images", done, total)
+    return backbone, feed_for(part, backbone, config, report)
+
+
+def sizes(config: Config) -> tuple[int, ...]:
+    """The size of each learner."""
+    groups = config.model.groups
+    return groups if isinstance(groups, tuple) else group_sizes(config.model.embedding, groups)
+
+
+def _drawn_start(config: Config) -> Start:
+    return "orthogonal" if config.model.start == "orthogonal" else "glorot"
+
+
+def _validation(config: Config, dataset: Dataset, backbone: Backbone) -> tuple[Feed, NDArray[np.int64]] | None:
+    if "validation" not in dataset.parts:
+        return None
+    part = dataset["validation"]
+    feed = feed_for(part, backbone, config)
+    return feed, part.labels
+
+
+def solve_start(config: Config, bench: Workbench, progress: Progress | None = None) -> None:
+    """Solve for W with a diversity loss, on features computed once, where the config asks for it."""
+    loss = diversity_loss(config, config.model.start, bench.objective.ensemble.groups)
+    if loss is None:
+        return
+    generator = np.random.default_rng(config.seed)
+    kept = bench.feed.kept
+    chosen = np.sort(generator.permutation(kept)[:MOST_FEATURES])
+    features = torch.cat(_features(bench, chosen, progress))
+    report = None if progress is None else lambda done, total: progress("solving for W", done, total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a start that is not fully flat is still a start
+        initialise(bench.objective.ensemble, features, loss, seed=config.seed, progress=report)
+
+
+@torch.no_grad()
+def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Progress | None) -> list[Tensor]:
+    bench.objective.eval()
+    rows: list[Tensor] = []
+    for inputs in bench.feed.in_order(numbers, 64):
+        rows.append(bench.features(inputs))
+        if progress:
+            progress("features for the start", sum(map(len, rows)), len(numbers))
+    return rows
