@@ -44,7 +44,7 @@ def test_a_loaded_index_answers_as_before(tmp_path: Path, kind: str, mmap: bool)
 def test_vectors_stay_on_disk(tmp_path: Path) -> None:
     make()[0].save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
-    assert all(isinstance(part, np.memmap) for learner in (0, 1) for part in loaded._vectors.part(learner))
+    assert all(isinstance(part.base, np.memmap) for learner in (0, 1) for part in loaded._vectors.part(learner))
 
 
 def test_an_empty_index_can_be_kept(tmp_path: Path) -> None:

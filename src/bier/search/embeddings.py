@@ -11,7 +11,8 @@ from bier.search.answers import Floats, Id, Label, checked_groups, checked_ids, 
 class Embeddings(NamedTuple):
     """Test-time vectors (N, d), the path of each image, its label if known, and the learners' sizes.
 
-    `model` is what the file says of the model that made them (path and fingerprint), or empty.
+    `model` is what the file says of the model that made them (path and fingerprint), or empty; `root` is the folder
+    that the paths start from, or None.
     """
 
     vectors: Floats
@@ -19,6 +20,7 @@ class Embeddings(NamedTuple):
     labels: list[Label] | None
     groups: tuple[int, ...]
     model: dict[str, Any]
+    root: str | None
 
 
 def read_embeddings(path: str | Path) -> Embeddings:
@@ -40,4 +42,5 @@ def read_embeddings(path: str | Path) -> Embeddings:
         raise SearchError(f"The embeddings {file} are damaged or not of `bier embed`: {error}.") from error
     some_labels = None if labels is None else checked_labels(labels, len(vectors))
     sizes = checked_groups(groups, vectors.shape[1])
-    return Embeddings(vectors, checked_ids(paths, len(vectors)), some_labels, sizes, dict(known.get("model") or {}))
+    ids = checked_ids(paths, len(vectors))
+    return Embeddings(vectors, ids, some_labels, sizes, dict(known.get("model") or {}), known.get("root"))

@@ -48,7 +48,7 @@ class Graph:
         """(Q, count) rows, best first as far as 8 bits tell; -1 where the graph found no more."""
         import faiss
 
-        setting = faiss.SearchParametersHNSW(efSearch=max(effort, count))  # type: ignore[attr-defined]
+        setting = faiss.SearchParametersHNSW(efSearch=effort)  # type: ignore[attr-defined]
         _, rows = self._index.search(np.ascontiguousarray(queries), count, params=setting)
         found: Rows = rows
         return found

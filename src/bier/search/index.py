@@ -18,7 +18,7 @@ from bier.search.vectors import LearnerVectors
 Kind: TypeAlias = Literal["auto", "flat", "hnsw", "funnel"]
 
 EXACT_ROWS = 20_000  # `auto` searches exactly up to here
-EFFORT = 128  # efSearch: candidates that the graph keeps and that are scored exactly
+EFFORT = 192  # efSearch: candidates that the graph keeps, the better half of which is scored exactly
 SHORTLIST = 400  # what a `funnel` index takes where a search names none
 REBUILD_SHARE = 0.25  # removed rows, as a share of all, at which the index is rebuilt without them
 _SCAN_ROWS = 5_000  # a filter that lets through no more is answered exactly
@@ -170,7 +170,8 @@ class Index:
         """
         k = answers.checked_count(k, "k")
         shortlist = answers.checked_shortlist(shortlist, k)
-        wanted = checked_queries(queries, self.groups, learners, self._vectors.lengths())
+        lengths = self._vectors.lengths() if learners is not None else None
+        wanted = checked_queries(queries, self.groups, learners, lengths)
         allowed = self._entries.allowed(where)
         available = len(self) if allowed is None else int(allowed.sum())
         k = min(k, available)
@@ -182,7 +183,7 @@ class Index:
         elif shortlist is not None or self.method == "funnel":
             rows, scores = self._funnel(wanted, k, shortlist or max(SHORTLIST, k), allowed, available)
         elif self._graph is not None:
-            rows, scores = self._through_graph(wanted, k, max(self.effort, 2 * k), allowed, available)
+            rows, scores = self._through_graph(wanted, k, max(self.effort // 2, 2 * k), allowed, available)
         else:
             rows, scores = self._vectors.nearest(wanted, k, allowed)
         if np.ndim(queries) == 1:
@@ -238,7 +239,7 @@ class Index:
             return self._through_graph(queries, k, max(shortlist, self.effort), allowed, available)
         first = queries.copy()
         first[:, self.groups[0] :] = 0
-        return self._rescored(queries, k, self._vectors.nearest(first, shortlist, allowed)[0])
+        return self._rescored(queries, k, self._vectors.nearest(first, shortlist, allowed, ordered=False)[0])
 
     def _through_graph(
         self, queries: Floats, k: int, reach: int, allowed: Mask | None, available: int
@@ -253,7 +254,9 @@ class Index:
         if allowed is not None and (available <= _SCAN_ROWS or count > _REACH):
             return self._vectors.nearest(queries, k, allowed)
         seen = queries[:, : self.groups[0]] if self.kind == "funnel" else queries
-        candidates = self._graph.candidates(seen, count, self.effort)
+        candidates = self._graph.candidates(
+            seen, count, max(self.effort, count if self.kind == "funnel" else 2 * count)
+        )
         if allowed is not None:
             candidates[~allowed[candidates]] = -1
         short = 2 * (candidates >= 0).sum(axis=1) < reach
@@ -267,9 +270,9 @@ class Index:
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         for number, query in enumerate(queries):
-            some = candidates[number][candidates[number] >= 0]
-            exact = self._vectors.take(some) @ query
-            order = np.lexsort((some, -exact))[:k]
+            some = np.sort(candidates[number][candidates[number] >= 0])
+            exact = self._vectors.scores(query, some)
+            order = np.argsort(-exact, kind="stable")[:k]
             rows[number, : len(order)] = some[order]
             scores[number, : len(order)] = exact[order]
         return rows, scores

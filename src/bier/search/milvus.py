@@ -162,7 +162,7 @@ class MilvusStore:
         k = min(answers.checked_count(k, "k"), _MOST)
         shortlist = answers.checked_shortlist(shortlist, k)
         chosen = chosen_learners(learners, len(self.groups))
-        wanted = checked_queries(queries, self.groups, learners, self._lengths() if learners else _no_lengths())
+        wanted = checked_queries(queries, self.groups, learners, self._lengths() if learners is not None else None)
         condition = expression(where)
         if not self._exists or not len(wanted):
             hits: list[list[tuple[Id, float]]] = [[] for _ in wanted]
@@ -261,10 +261,6 @@ class MilvusStore:
             raise SearchError(
                 f"The Milvus store {place} could not do what was asked: {reason}.{''.join(hints)}"
             ) from error
-
-
-def _no_lengths() -> Floats:
-    return np.ones(0, np.float32)
 
 
 def _found(hits: list[list[tuple[Id, float]]], single: bool) -> Found:

@@ -33,7 +33,7 @@ def chosen_learners(learners: Learners, count: int) -> tuple[int, ...]:
     return tuple(number - 1 for number in numbers)
 
 
-def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learners, lengths: Floats) -> Floats:
+def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learners, lengths: Floats | None) -> Floats:
     """Queries (Q, d) or (d,) -> (Q, d), zero outside the chosen learners' parts.
 
     The first m learners of an ensemble of M keep the proportions among their alphas, so the stored vector's
@@ -46,7 +46,7 @@ def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learner
     width = sum(groups[: len(chosen)])
     if isinstance(learners, int | np.integer) and array.ndim == 2 and array.shape[1] == width < sum(groups):
         short = checked_vectors(array, width, "queries")
-        stored = np.float32(np.sqrt(np.square(lengths[: len(chosen)]).sum()))
+        stored = np.float32(0 if lengths is None else np.sqrt(np.square(lengths[: len(chosen)]).sum()))
         ratio = np.linalg.norm(short, axis=1, keepdims=True) / stored if stored > 0 else np.float32(1)
         return np.pad(short * ratio, ((0, 0), (0, sum(groups) - width)))
     whole = checked_vectors(array, sum(groups), "queries")

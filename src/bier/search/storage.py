@@ -168,7 +168,7 @@ def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
     matrix = np.load(path, mmap_mode="r" if mmap and shape[0] else None, allow_pickle=False)
     if matrix.shape != shape or matrix.dtype != np.float32:
         raise ValueError(f"{path.name} must be float32 {shape}, found {matrix.dtype} {matrix.shape}")
-    floats: Floats = matrix
+    floats: Floats = matrix.view(np.ndarray)  # still mapped, without the cost of numpy's subclass at each look
     return floats
 
 

@@ -12,6 +12,7 @@ from bier.search.answers import Floats, Mask, Rows
 from bier.search.queries import spans
 
 _SCORES_AT_ONCE = 2**24  # floats of scratch space for scores, 64 MB
+_ROWS_AT_ONCE = 256
 _GATHER_SHARE = 0.1  # a filter that keeps less than this is answered from its own rows alone
 
 
@@ -58,10 +59,27 @@ class LearnerVectors:
             start += len(chunk[0])
         return taken
 
-    def nearest(self, queries: Floats, k: int, allowed: Mask | None = None) -> tuple[Rows, Floats]:
+    def scores(self, query: Floats, rows: Rows) -> Floats:
+        """Dot products (n,) of one query (d,) with the given rows, read in blocks that stay in cache."""
+        if len(self._chunks) != 1:
+            return self.take(rows) @ query
+        total = np.zeros(len(rows), np.float32)
+        block = np.empty((_ROWS_AT_ONCE, max(self.groups)), np.float32)
+        for part, span in zip(self._chunks[0], spans(self.groups), strict=True):
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                some = rows[start : start + _ROWS_AT_ONCE]
+                scratch = block.reshape(-1)[: len(some) * part.shape[1]].reshape(len(some), part.shape[1])
+                np.take(part, some, axis=0, out=scratch, mode="clip")
+                total[start : start + _ROWS_AT_ONCE] += scratch @ query[span]
+        return total
+
+    def nearest(
+        self, queries: Floats, k: int, allowed: Mask | None = None, ordered: bool = True
+    ) -> tuple[Rows, Floats]:
         """The k best rows of each query (Q, d) by dot product, best first; equal scores by row number.
 
-        Only the learners on which a query is not zero are looked at. `allowed` must hold at least k rows.
+        Without `ordered` they come in any order. Only the learners on which a query is not zero are looked at.
+        `allowed` must hold at least k rows.
         """
         learners = [m for m, span in enumerate(spans(self.groups)) if queries[:, span].any()] or [0]
         parts = [np.ascontiguousarray(queries[:, spans(self.groups)[learner]]) for learner in learners]
@@ -73,7 +91,7 @@ class LearnerVectors:
         best = _Best(len(queries), k)
         for rows, matrices in blocks:
             _score_block(best, parts, rows, matrices, allowed)
-        return best.sorted()
+        return best.sorted() if ordered or best.scores.shape[1] > k else (best.rows, best.scores)
 
     def _scanned(self, learners: Sequence[int]) -> Iterator[tuple[Rows, list[Floats]]]:
         start = 0

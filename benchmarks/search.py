@@ -1,0 +1,207 @@
+"""Search on real embeddings: time a query, recall@10, build time and bytes of every way to search, side by side.
+
+    python benchmarks/search.py                        CUB-200-2011 test images, frozen features
+    python benchmarks/search.py --model runs/birds     the same images through a trained model
+    python benchmarks/search.py --embeddings FILE      vectors of `bier embed`
+    python benchmarks/search.py --quick                small sizes, under a minute
+
+The collection is the real images; larger sizes add distractors, each a mean of two real vectors with random weights,
+scaled back to the learners' lengths. The queries are 200 real images that are not in the collection.
+"""
+
+import argparse
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy: every search below is one stream on one thread
+
+import faiss
+import numpy as np
+
+from bier.search import Index, read_embeddings
+
+SEED = 0
+QUERIES = 200
+ROUNDS, PER_ROUND = 5, 20
+SHORTLISTS = (400, 1_600, 6_400)
+GROUPS = (96, 160, 256)
+CUB = Path(__file__).parents[1].parent / "shared" / "data" / "CUB_200_2011"
+CACHE = Path(tempfile.gettempdir()) / "bier-benchmarks"
+
+
+def embedded(arguments: argparse.Namespace) -> tuple[np.ndarray, tuple[int, ...], str]:
+    """Test-time vectors of real images, the learners' sizes, and a line that says where they come from."""
+    if arguments.embeddings:
+        known = read_embeddings(arguments.embeddings)
+        return known.vectors, known.groups, f"vectors of {arguments.embeddings.name}"
+    if not arguments.root.is_dir():
+        raise SystemExit(f"no CUB-200-2011 at {arguments.root}: give --root or --embeddings")
+    name = f"model-{abs(hash(arguments.model.resolve())):x}" if arguments.model else "frozen-lite0"
+    cached = CACHE / f"cub-test-{name}.npz"
+    source = f"CUB test images, {arguments.model or 'frozen EfficientNet-Lite0 and a random (Glorot) projection'}"
+    if not cached.is_file() or arguments.model:
+        vectors, groups = encoded(arguments)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        np.savez(cached, vectors=vectors, groups=groups)
+    with np.load(cached, allow_pickle=False) as arrays:
+        return arrays["vectors"], tuple(arrays["groups"].tolist()), source
+
+
+def encoded(arguments: argparse.Namespace) -> tuple[np.ndarray, tuple[int, ...]]:
+    import torch
+
+    from bier import EmbeddingEnsemble, Model, load
+    from bier.models.backbones import build_backbone
+
+    torch.manual_seed(SEED)
+    if arguments.model:
+        model = load(arguments.model)
+    else:
+        backbone = build_backbone("efficientnet_lite0")
+        model = Model(backbone, EmbeddingEnsemble(backbone.features, GROUPS), "alpha")
+    labels = dict(line.split() for line in (arguments.root / "image_class_labels.txt").read_text().splitlines())
+    images = [line.split() for line in (arguments.root / "images.txt").read_text().splitlines()]
+    paths = [arguments.root / "images" / path for number, path in images if int(labels[number]) > 100]
+    return model.encode(paths), tuple(model.groups)
+
+
+def with_distractors(vectors: np.ndarray, groups: tuple[int, ...], size: int) -> np.ndarray:
+    """The vectors, or the first of them, or them and distractors."""
+    if size <= len(vectors):
+        return vectors[:size]
+    rng = np.random.default_rng(SEED)
+    count = size - len(vectors)
+    share = rng.uniform(0.3, 0.7, size=(count, 1)).astype(np.float32)
+    mixed = share * vectors[rng.integers(len(vectors), size=count)]
+    mixed += (1 - share) * vectors[rng.integers(len(vectors), size=count)]
+    start = 0
+    for width in groups:
+        part, length = mixed[:, start : start + width], np.linalg.norm(vectors[0, start : start + width])
+        part *= length / np.linalg.norm(part, axis=1, keepdims=True)
+        start += width
+    return np.concatenate([vectors, mixed])
+
+
+def built(vectors: np.ndarray, groups: tuple[int, ...], kind: str, folder: Path) -> tuple[Index, float, int, int]:
+    """A saved and memory-mapped index, the seconds it took to build, the bytes of its vectors and those besides."""
+    faiss.omp_set_num_threads(os.cpu_count() or 1)
+    start = time.perf_counter()
+    index = Index.build(vectors, [f"images/{row:09d}.jpg" for row in range(len(vectors))], groups, kind=kind)
+    seconds = time.perf_counter() - start
+    index.save(folder)
+    faiss.omp_set_num_threads(1)
+    sizes = {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    floats = sum(size for name, size in sizes.items() if name.startswith("learner-"))
+    return Index.load(folder), seconds, floats, sum(sizes.values()) - floats
+
+
+def measured(
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]], queries: np.ndarray
+) -> dict[str, tuple[float, float, float]]:
+    """Milliseconds a query by the clock and of the processor (medians; the ways take turns), and recall@10."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    for turn in range(ROUNDS):
+        for name, search in ways.items():
+            for query in queries[turn * PER_ROUND : (turn + 1) * PER_ROUND]:
+                start = time.perf_counter(), time.thread_time()
+                search(query)
+                times[name].append((time.perf_counter() - start[0], time.thread_time() - start[1]))
+    found = {name: [set(search(query).tolist()) for query in queries] for name, search in ways.items()}
+    return {
+        name: (
+            *(1e3 * np.median(times[name], axis=0)).tolist(),
+            float(np.mean([len(a & b) / len(b) for a, b in zip(found[name], found["flat"], strict=True)])),
+        )
+        for name in ways
+    }
+
+
+def compare(
+    vectors: np.ndarray, groups: tuple[int, ...], queries: np.ndarray, folder: Path
+) -> dict[str, tuple[float, ...]]:
+    """Print the table of one size; {way: (processor milliseconds, recall, bytes besides the vectors over theirs)}."""
+    flat, hnsw, funnel = (built(vectors, groups, kind, folder / kind) for kind in ("flat", "hnsw", "funnel"))
+    theirs = faiss.IndexFlatIP(vectors.shape[1])
+    theirs.add(vectors)
+    names = np.array(flat[0].ids, dtype=object)
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "flat": lambda query: flat[0].search(query, 10).ids,
+        "faiss IndexFlatIP": lambda query: names[theirs.search(query[None], 10)[1][0]],
+        "HNSW-SQ8, re-scored": lambda query: hnsw[0].search(query, 10).ids,
+    }
+    made = {"flat": flat, "faiss IndexFlatIP": flat, "HNSW-SQ8, re-scored": hnsw}
+    for shortlist in (size for size in SHORTLISTS if 2 * size < len(vectors)):
+        for name, one in (("flat", flat), ("HNSW", funnel)):
+            way = f"funnel {shortlist} over {name}"
+            ways[way] = lambda query, index=one[0], size=shortlist: index.search(query, 10, shortlist=size).ids
+            made[way] = one
+    times, result = measured(ways, queries), {}
+    print(
+        f"\n{len(vectors):,} images".ljust(24) + "      ms  CPU ms  x flat  recall@10  build s  MB besides  of vectors"
+    )
+    for name, (clock, processor, recall) in times.items():
+        _, seconds, floats, besides = made[name]
+        result[name] = (processor, recall, besides / floats)
+        ratio = times["flat"][1] / processor
+        print(
+            f"{name:23s}{clock:8.3f}{processor:8.3f}{ratio:8.1f}{recall:11.4f}"
+            f"{seconds:9.1f}{besides / 1e6:12.1f}{besides / floats:12.3f}",
+            flush=True,
+        )
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="a run or model folder; frozen features where not given")
+    parser.add_argument("--embeddings", type=Path, help="a file of `bier embed` to use instead")
+    parser.add_argument("--root", type=Path, default=CUB, help="the folder CUB_200_2011")
+    parser.add_argument("--quick", action="store_true", help="up to 20,000 images only")
+    arguments = parser.parse_args()
+
+    vectors, groups, source = embedded(arguments)
+    order = np.random.default_rng(SEED).permutation(len(vectors))
+    queries, real = vectors[order[:QUERIES]], vectors[order[QUERIES:]]
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, seed {SEED}, "
+        f"faiss {faiss.__version__}, numpy {np.__version__}"
+    )
+    print(f"{source}; {len(real):,} real images, the rest distractors; groups {'-'.join(map(str, groups))}")
+    print(
+        f"one stream of single queries on 1 thread, medians of {ROUNDS * PER_ROUND}; x flat is of processor "
+        f"time, which other work on the machine stretches less; built on {os.cpu_count()} threads"
+    )
+    sizes = [len(real), 20_000] if arguments.quick else [len(real), 20_000, 50_000, 200_000]
+    with tempfile.TemporaryDirectory(prefix="bier-search-") as folder:
+        for size in sizes:
+            result = compare(with_distractors(real, groups, size), groups, queries, Path(folder) / str(size))
+    conclude(result, sizes[-1])
+
+
+def conclude(result: dict[str, tuple[float, ...]], size: int) -> None:
+    """The figures beside the goals, which are set for 200,000 images."""
+    speed = {name: result["flat"][0] / values[0] for name, values in result.items()}
+    hnsw, theirs = "HNSW-SQ8, re-scored", result["faiss IndexFlatIP"][0]
+    funnels = {name: values[1] for name, values in result.items() if name.startswith("funnel") and "flat" in name}
+    funnel = next(
+        (name for name, recall in funnels.items() if recall >= 0.99), max(funnels, key=lambda one: funnels[one])
+    )
+    print(f"\nat {size:,}, goals for 200,000 in brackets:")
+    print(
+        f"  HNSW-SQ8: recall@10 {result[hnsw][1]:.4f} (0.99), {speed[hnsw]:.0f} times our flat and "
+        f"{theirs / result[hnsw][0]:.0f} times faiss's (50), {result[hnsw][2]:.3f} of the vectors' bytes (0.45)"
+    )
+    print(
+        f"  {funnel}: recall@10 {result[funnel][1]:.4f} (0.99), {speed[funnel]:.1f} times our flat and "
+        f"{theirs / result[funnel][0]:.1f} times faiss's (2.5)"
+    )
+
+
+if __name__ == "__main__":
+    main()

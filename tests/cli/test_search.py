@@ -1,0 +1,214 @@
+"""`bier index` and `bier search`, run as a user runs them: a model, a folder of pictures, an index or a store."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import save_file
+
+from bier import EmbeddingEnsemble, Index, Model, load
+from bier.cli import app, main
+from bier.models.backbones import build_backbone
+from bier.search import open_store, read_embeddings
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def bier(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
+        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
+        app.registered_groups.clear()
+        app.registered_commands.clear()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three kinds of stripes, eight pictures each, and a few files that are no images."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for kind, name in enumerate(("along", "across", "both")):
+        (folder / name).mkdir()
+        for number in range(8):
+            wave = np.sin(np.arange(60) * (0.3 + 0.1 * number))
+            stripes = wave[None] * (kind != 1) + wave[:, None] * (kind != 0)
+            noisy = 128 + 50 * stripes[..., None] + rng.normal(0, 8, (60, 60, 3))
+            Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / name / f"{number}.png")
+    (folder / "notes.txt").write_text("not an image")
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "no.png").write_bytes(b"no")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    backbone = build_backbone("conv4")
+    folder = tmp_path_factory.mktemp("run")
+    Model(backbone, EmbeddingEnsemble(backbone.features, (8, 16, 24))).save(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def index(bier: Run, run_folder: Path, photos: Path, tmp_path: Path) -> Path:
+    code, _, err = bier("index", run_folder, photos, "--out", tmp_path / "index")
+    assert code == 0, err
+    assert "24 images" in err
+    return tmp_path / "index"
+
+
+def results(printed: tuple[int, str, str]) -> list[dict]:
+    code, out, err = printed
+    assert code == 0, err
+    return json.loads(out)["results"]
+
+
+def test_an_index_is_what_the_model_and_python_give(bier: Run, index: Path, run_folder: Path, photos: Path) -> None:
+    model = load(run_folder)
+    made = Index.load(index)
+    paths = sorted(path for path in photos.glob("*/*.png") if ".hidden" not in path.parts)
+    assert made.ids == [path.relative_to(photos).as_posix() for path in paths]
+    np.testing.assert_allclose(made.vectors(made.ids), model.encode(paths), atol=1e-5)
+    assert [entry.label for entry in made.entries(["across/0.png", "both/3.png"])] == ["across", "both"]
+    query = photos / "along" / "3.png"
+    found = results(bier("search", index, query, "-k", "5", "--json"))
+    exact = [one for one in made.search(model.encode([query])[0], 6).ids.tolist() if one != "along/3.png"][:5]
+    assert [one["id"] for one in found] == exact
+    assert [one["rank"] for one in found] == [1, 2, 3, 4, 5]
+    assert all(Path(one["path"]).is_file() for one in found)
+
+
+def test_a_picture_from_elsewhere(bier: Run, index: Path, photos: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "copy.png"
+    elsewhere.write_bytes((photos / "both" / "2.png").read_bytes())
+    [best] = results(bier("search", index, elsewhere, "-k", "1", "--json"))
+    assert (best["id"], best["label"]) == ("both/2.png", "both")
+    short = results(bier("search", index, elsewhere, "-k", "1", "--learners", "2", "--json"))
+    assert short[0]["id"] == "both/2.png"
+    assert short[0]["score"] == pytest.approx((1 / 3) ** 2 + (2 / 3) ** 2, abs=1e-4)
+
+
+def test_an_id_is_a_query_too_and_filters_hold(bier: Run, index: Path) -> None:
+    found = results(
+        bier("search", index, "along/0.png", "-k", "50", "--where", "label=both", "--where", "label=along", "--json")
+    )
+    assert len(found) == 15
+    assert {one["label"] for one in found} == {"both", "along"}
+    funnel = results(bier("search", index, "along/0.png", "-k", "3", "--shortlist", "6", "--json"))
+    assert len(funnel) == 3
+    code, out, err = bier("search", index, "along/0.png", "-k", "2")
+    assert (code, out) == (0, "")
+    assert "2 of 24 images" in err
+    assert "score" in err
+
+
+def test_a_run_finds_the_index_inside_it(bier: Run, run_folder: Path, photos: Path) -> None:
+    code, _, err = bier("search", run_folder, photos / "along" / "0.png")
+    assert code == 2
+    assert f"bier index {run_folder} IMAGES --out {run_folder / 'index'}" in err
+    bier("index", run_folder, photos, "--out", run_folder / "index")
+    assert len(results(bier("search", run_folder, photos / "along" / "0.png", "--json"))) == 10
+
+
+def test_the_picture_frames_right_and_wrong(bier: Run, index: Path, photos: Path, tmp_path: Path) -> None:
+    found = results(bier("search", index, "both/0.png", "-k", "8", "--picture", tmp_path / "row.png", "--json"))
+    with Image.open(tmp_path / "row.png") as picture:
+        colours = {colour for _, colour in picture.getcolors(maxcolors=1_000_000)}
+        assert picture.width > 7 * 200
+        assert picture.height > 2 * 200
+    assert ((26, 127, 55) in colours) == any(one["label"] == "both" for one in found)
+    assert ((207, 34, 46) in colours) == any(one["label"] != "both" for one in found)
+    code, _, err = bier("search", index, "both/0.png", "--picture", tmp_path / "row.doc")
+    assert (code, "must be a picture file" in err) == (2, True)
+
+
+def embeddings(folder: Path, count: int = 30) -> Path:
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(count, 12)).astype(np.float32)
+    save_file({"vectors": vectors}, folder / "vectors.safetensors")
+    about = {
+        "paths": [f"photos/{row}.jpg" for row in range(count)],
+        "labels": [row % 3 for row in range(count)],
+        "groups": [4, 8],
+        "model": {"path": "runs/x", "fingerprint": "abc"},
+    }
+    (folder / "vectors.json").write_text(json.dumps(about))
+    return folder / "vectors.safetensors"
+
+
+def test_an_index_of_embeddings(bier: Run, tmp_path: Path) -> None:
+    file = embeddings(tmp_path)
+    code, out, _ = bier("index", file, "--out", tmp_path / "index", "--kind", "hnsw", "--json")
+    assert code == 0
+    summary = json.loads(out)
+    assert (summary["images"], summary["method"], summary["groups"]) == (30, "hnsw", [4, 8])
+    vectors = read_embeddings(file).vectors
+    found = results(bier("search", tmp_path / "index", "photos/4.jpg", "-k", "5", "--json"))
+    rows = [row for row in np.argsort(-(vectors @ vectors[4])) if row != 4][:5]
+    assert [one["id"] for one in found] == [f"photos/{row}.jpg" for row in rows]
+
+
+def test_a_store_is_loaded_in_steps_and_answers_like_the_index(bier: Run, tmp_path: Path) -> None:
+    pytest.importorskip("milvus_lite", reason="needs pip install 'bier-ml[milvus]'")
+    file, uri = embeddings(tmp_path), f"milvus:{tmp_path}/shop.db"
+    known = read_embeddings(file)
+    half = open_store(uri, known.groups, {"model": known.model, "root": None})
+    half.add(known.vectors[:11], known.paths[:11], known.labels[:11])
+    half.close()
+    for added in (19, 0):
+        code, out, err = bier("index", file, "--store", uri, "--json")
+        assert code == 0, err
+        assert (json.loads(out)["added"], json.loads(out)["images"]) == (added, 30)
+    bier("index", file, "--out", tmp_path / "index")
+    for more in ([], ["--shortlist", "15"], ["--where", "label=2"], ["--learners", "1"]):
+        question = ("photos/4.jpg", "-k", "5", "--json", *more)
+        theirs, ours = results(bier("search", uri, *question)), results(bier("search", tmp_path / "index", *question))
+        assert [one["id"] for one in theirs] == [one["id"] for one in ours]
+        assert [one["label"] for one in theirs] == [one["label"] for one in ours]
+    beside = tmp_path / "vectors.json"
+    beside.write_text(beside.read_text().replace("abc", "def"))
+    code, _, err = bier("index", file, "--store", uri)
+    assert (code, "empty it with --rebuild" in err) == (2, True)
+    code, out, _ = bier("index", file, "--store", uri, "--rebuild", "--json")
+    assert (code, json.loads(out)["added"]) == (0, 30)
+
+
+def test_mistakes_end_with_one_line(bier: Run, index: Path, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("index", run_folder, photos), "Give either --out FOLDER or --store URI"),
+        (("index", run_folder, "--out", tmp_path / "x"), "followed by a folder of images"),
+        (("index", run_folder, tmp_path / "none", "--out", tmp_path / "x"), "Images must be in a folder"),
+        (("index", run_folder, run_folder / "model", "--out", tmp_path / "x"), "must hold images"),
+        (("index", photos, photos, "--out", tmp_path / "x"), "A model must be a folder with model.json"),
+        (("index", tmp_path / "v.safetensors", "--out", tmp_path / "x"), "v.safetensors is missing"),
+        (("index", run_folder, photos, "--store", "redis:x"), "milvus:NAME.db"),
+        (("search", index, tmp_path / "no.jpg"), "an image file or an id"),
+        (("search", index, "both/0.png", "-k", "0"), "'-k' parameter must be a whole number of at least 1"),
+        (("search", index, "both/0.png", "--where", "label"), "must be KEY=VALUE"),
+        (("search", tmp_path / "nowhere", "both/0.png"), "must be an index, a store's URI or a run"),
+    ):
+        code, out, err = bier(*arguments)
+        assert (code, out) == (2, ""), arguments
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_another_model_is_refused(bier: Run, index: Path, photos: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    backbone = build_backbone("conv4")
+    Model(backbone, EmbeddingEnsemble(backbone.features, (8, 16, 24))).save(tmp_path / "other")
+    (tmp_path / "new.png").write_bytes((photos / "both" / "0.png").read_bytes())
+    code, _, err = bier("search", index, tmp_path / "new.png", "--model", tmp_path / "other")
+    assert (code, "It has other weights" in err) == (2, True)
