@@ -1,0 +1,77 @@
+"""A model as one ONNX graph: scaling of pixels, backbone and test-time vector."""
+
+import logging
+import os
+import warnings
+from copy import deepcopy
+from importlib.util import find_spec
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+
+from bier.errors import ModelError
+from bier.models.model import Model
+
+
+class _Vectors(nn.Module):
+    def __init__(self, model: Model, learners: int | None) -> None:
+        super().__init__()
+        self.network = deepcopy(model.network()).cpu().float()
+        self.ensemble = deepcopy(model.ensemble).cpu()
+        self.weighting, self.learners = model.weighting, learners
+        self.pictures = bool(model.backbone.crop)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        if self.pictures:
+            pixels = pixels.permute(0, 3, 1, 2).float()
+        return self.ensemble.vector(self.network(pixels), self.weighting, self.learners)
+
+
+def export_onnx(model: Model, path: str | Path, learners: int | None = None) -> None:
+    """Write `path`: `pixels`, uint8 (N, crop, crop, 3) RGB, any N, to `vectors`, float32 (N, d), in float32 arithmetic.
+
+    The crop is the centre of the prepared picture (longest side to `resize`, padded white). For the backbone `features`
+    the input is `features`, float32 (N, h).
+    """
+    if not all(find_spec(package) for package in ("onnx", "onnxscript")):
+        raise ModelError("The export to ONNX needs the packages onnx and onnxscript. Run: pip install 'bier-ml[onnx]'")
+    backbone, path = model.backbone, Path(path)
+    if backbone.crop:
+        name, example = "pixels", torch.zeros(2, backbone.crop, backbone.crop, 3, dtype=torch.uint8)
+    else:
+        name, example = "features", torch.zeros(2, backbone.features)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        _export(_Vectors(model, learners).eval(), example, name, aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _export(module: nn.Module, example: Tensor, name: str, path: Path) -> None:
+    chatter = logging.getLogger("torch.onnx")
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            # What torch's exporter and onnxscript say of their own insides is not for the user.
+            for kind in (DeprecationWarning, FutureWarning, UserWarning):
+                warnings.simplefilter("ignore", kind)
+            torch.onnx.export(
+                module,
+                (example,),
+                path,
+                input_names=[name],
+                output_names=["vectors"],
+                dynamic_shapes=({0: torch.export.Dim("images")},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    finally:
+        chatter.setLevel(level)
