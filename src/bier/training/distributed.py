@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
@@ -87,3 +89,28 @@ def from_first(compute: Callable[[], float]) -> float:
     value = torch.tensor([compute() if rank() == 0 else 0.0], dtype=torch.float64)
     dist.broadcast(value, src=0)
     return float(value)
+
+
+@contextmanager
+def first_process_first() -> Iterator[None]:
+    """Process 0 does the work of the block; the others follow when it has, and find it done."""
+    if world() > 1 and rank() != 0:
+        dist.barrier()
+    yield
+    if world() > 1 and rank() == 0:
+        dist.barrier()
+
+
+def sharded(
+    numbers: NDArray[np.int64], compute: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """The rows that `compute` gives for all numbers, each process computing its share: (N, d) on every process."""
+    if world() == 1:
+        return compute(numbers)
+    shares = np.array_split(numbers, world())
+    mine = torch.from_numpy(compute(shares[rank()]))
+    longest = max(map(len, shares))
+    padded = torch.zeros(longest, mine.shape[1])
+    padded[: len(mine)] = mine
+    rows = _gathered(padded[None])  # (world, longest, d)
+    return np.concatenate([part[: len(share)].numpy() for part, share in zip(rows, shares, strict=True)])

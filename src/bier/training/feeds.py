@@ -7,13 +7,15 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bier.config import Config
 from bier.data import Part
 from bier.images import Batches, PreparedImages, in_order
 from bier.images.loader import Progress
 from bier.models.backbones import Backbone
+from bier.models.trunk import TrunkCache
+from bier.training import distributed
 
 Plan = Iterable[Sequence[tuple[int, int]]]
 
@@ -28,7 +30,7 @@ class Feed(Protocol):
         ...
 
     def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        """Inputs as they are at test time."""
+        """What the whole backbone takes (pixels or features), as it is at test time."""
         ...
 
 
@@ -68,6 +70,32 @@ class FeatureFeed:
 
     def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
         yield from self.rows[torch.from_numpy(numbers)].split(batch_size)
+
+
+class TrunkFeed:
+    """Maps (B, C, H, W) of the frozen stages, computed once for several augmented views of each image."""
+
+    def __init__(self, pixels: PixelFeed, trunk: nn.Module, folder: Path, config: Config, progress: Progress) -> None:
+        self.pixels = pixels
+        self.kept = pixels.kept
+        views, augment = config.model.trunk_views, config.data.augment
+        with distributed.first_process_first():
+            self.cache = TrunkCache(
+                trunk,
+                pixels.source,
+                folder,
+                crop=pixels.crop,
+                augment=augment,
+                views=views,
+                precision=config.train.precision,
+                progress=progress,
+            )
+
+    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.cache.batches(plan)
+
+    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
+        return self.pixels.in_order(numbers, batch_size)
 
 
 def feed_for(part: Part, backbone: Backbone, config: Config, progress: Progress | None = None) -> Feed:

@@ -1,18 +1,23 @@
 """Measuring while training, and the model that a run leaves behind."""
 
+import os
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from bier.config import Config
 from bier.evaluate.recall import recall_at_k
+from bier.method import equations
 from bier.method.classifier import BoostedClassifier
 from bier.models.model import Model
 from bier.training import record
+from bier.training.checkpoint import write_flushed
 from bier.training.setup import Workbench
 
 BATCH = 128
+CLASSIFIER = "classifier.safetensors"
 
 
 @torch.no_grad()
@@ -24,26 +29,38 @@ def measure(bench: Workbench) -> float:
     objective = bench.objective
     objective.eval()
     z = torch.cat([bench.embed(inputs) for inputs in feed.in_order(feed.kept, BATCH)])
-    objective.train()
     chosen = torch.from_numpy(labels[feed.kept])
     if isinstance(objective.metric, BoostedClassifier):
-        return accuracy(objective.metric, z, chosen)
+        right = accuracies(objective.metric, z, chosen)["ensemble"]
+        objective.train()
+        return right
+    objective.train()
     return recall_at_k(objective.ensemble.vector(z, bench.config.model.weighting), chosen, [1])[1]
 
 
 @torch.no_grad()
-def accuracy(classifier: BoostedClassifier, z: Tensor, labels: Tensor) -> float:
-    """Share of images whose own class has the highest ensemble score, in percent."""
-    right = classifier.eval().logits(z).argmax(dim=1) == labels
-    classifier.train()
-    return 100 * float(right.double().mean())
+def accuracies(classifier: BoostedClassifier, z: Tensor, labels: Tensor) -> dict[str, float]:
+    """Share of images whose own class scores highest, in percent: for the ensemble, each learner and each prefix."""
+    classifier.eval()
+    logits = torch.stack(classifier.learner_logits(z))  # (M, N, classes)
+    rows = {"ensemble": equations.ensemble_score(logits)}
+    rows |= {f"learner-{m}": one for m, one in enumerate(logits, start=1)}
+    rows |= {f"prefix-{m}": equations.ensemble_score(logits[:m]) for m in range(2, len(logits) + 1)}
+    return {name: 100 * float((scores.argmax(dim=1) == labels).double().mean()) for name, scores in rows.items()}
 
 
 def save_model(run: Path, config: Config, bench: Workbench) -> Path:
-    """runs/NAME/model: the backbone and the embedding, without anything that only training needed."""
-    bench.objective.eval()
+    """runs/NAME/model: the backbone and the embedding, without anything that only training needed.
+
+    A run that classifies leaves its classifiers beside it.
+    """
+    objective = bench.objective.eval()
+    if isinstance(objective.metric, BoostedClassifier):
+        aside = run / f".{CLASSIFIER}.{os.getpid()}"
+        write_flushed(aside, save(objective.metric.state_dict()))
+        aside.rename(run / CLASSIFIER)
     metadata = {"data": config.data.name, "method": config.method, "seed": config.seed}
-    model = Model(bench.backbone, bench.objective.ensemble, config.model.weighting, config.train.precision, metadata)
+    model = Model(bench.backbone, objective.ensemble, config.model.weighting, config.train.precision, metadata)
     folder = run / record.MODEL
     model.save(folder)
     return folder

@@ -83,7 +83,7 @@ def train(
     observer = observer or Silent()
     with distributed.process_group(), _stop_requests() as stopping:
         _check_folder(run, config, resume)
-        bench = build(config, observer.prepare)
+        bench = build(config, run, observer.prepare)
         optimizer = _optimizer(config, bench.objective)
         standing = _start_or_restore(run, config, bench, optimizer, observer)
         model: torch.nn.Module = bench.objective

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from bier.models.folding import folded
 from bier.models.memory import reuse_memory
 from bier.models.precision import autocast
 from bier.training import distributed
-from bier.training.feeds import Feed, feed_for
+from bier.training.feeds import Feed, PixelFeed, TrunkFeed, feed_for
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 EMBEDDING_ONLY = "embedding"
@@ -76,7 +77,7 @@ def load_data(config: Config) -> Dataset:
     return dataset
 
 
-def build(config: Config, progress: Progress | None = None) -> Workbench:
+def build(config: Config, run: Path, progress: Progress) -> Workbench:
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
@@ -85,7 +86,7 @@ def build(config: Config, progress: Progress | None = None) -> Workbench:
     backbone = backbone_for(config, part)
     groups = sizes(config)
     ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config))
-    network, feed = feed_and_network(config, backbone, part, progress)
+    network, feed = feed_and_network(config, backbone, part, run, progress)
     objective = Objective(
         network,
         ensemble,
@@ -139,11 +140,19 @@ def backbone_for(config: Config, part: Part) -> Backbone:
 
 
 def feed_and_network(
-    config: Config, backbone: Backbone, part: Part, progress: Progress | None
+    config: Config, backbone: Backbone, part: Part, run: Path, progress: Progress
 ) -> tuple[nn.Module, Feed]:
     """Training images as they enter what is trained, and the network that takes them."""
-    report = None if progress is None else lambda done, total: progress("reading images", done, total)
-    return backbone, feed_for(part, backbone, config, report)
+    feed = feed_for(part, backbone, config, lambda done, total: progress("reading images", done, total))
+    if not config.model.trunk_views or not isinstance(feed, PixelFeed):
+        return backbone, feed
+    stage = config.model.trainable_from
+    trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
+    home = Path(config.data.cache) if config.data.cache else run
+    made_of = f"{config.data.name} {config.model.backbone} {stage} {config.model.trunk_views} {config.data.augment}"
+    folder = home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}"
+    follow = lambda done, total: progress("maps of the frozen stages", done, total)  # noqa: E731
+    return rest, TrunkFeed(feed, trunk, folder, config, follow)
 
 
 def sizes(config: Config) -> tuple[int, ...]:
@@ -164,7 +173,7 @@ def _validation(config: Config, dataset: Dataset, backbone: Backbone) -> tuple[F
     return feed, part.labels
 
 
-def solve_start(config: Config, bench: Workbench, progress: Progress | None = None) -> None:
+def solve_start(config: Config, bench: Workbench, progress: Progress) -> None:
     """Solve for W with a diversity loss, on features computed once, where the config asks for it."""
     loss = diversity_loss(config, config.model.start, bench.objective.ensemble.groups)
     if loss is None:
@@ -173,18 +182,22 @@ def solve_start(config: Config, bench: Workbench, progress: Progress | None = No
     kept = bench.feed.kept
     chosen = np.sort(generator.permutation(kept)[:MOST_FEATURES])
     features = torch.cat(_features(bench, chosen, progress))
-    report = None if progress is None else lambda done, total: progress("solving for W", done, total)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a start that is not fully flat is still a start
-        initialise(bench.objective.ensemble, features, loss, seed=config.seed, progress=report)
+        initialise(
+            bench.objective.ensemble,
+            features,
+            loss,
+            seed=config.seed,
+            progress=lambda done, total: progress("solving for W", done, total),
+        )
 
 
 @torch.no_grad()
-def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Progress | None) -> list[Tensor]:
+def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Progress) -> list[Tensor]:
     bench.objective.eval()
     rows: list[Tensor] = []
     for inputs in bench.feed.in_order(numbers, 64):
         rows.append(bench.features(inputs))
-        if progress:
-            progress("features for the start", sum(map(len, rows)), len(numbers))
+        progress("features for the start", sum(map(len, rows)), len(numbers))
     return rows

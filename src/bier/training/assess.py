@@ -1,0 +1,119 @@
+"""From a trained model and a data set to all of its numbers, by the protocol of the data set."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from bier.data import Dataset, Part
+from bier.errors import ModelError
+from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
+from bier.images import PreparedImages
+from bier.method.classifier import BoostedClassifier
+from bier.models.model import Model
+from bier.training import distributed
+from bier.training.finish import CLASSIFIER, accuracies
+
+REPEATS = 10  # random galleries of VehicleID's protocol, by convention
+Progress = Callable[[int, int], None]
+ImageOf = Callable[[int], NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What was measured. `images` gives the pixels of a query by its row, `gallery_images` those of the gallery."""
+
+    result: EnsembleResult
+    images: ImageOf | None
+    gallery_images: ImageOf | None
+    broken: list[str]  # images that could not be read, and why
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.result.to_dict() | ({"skipped": self.broken} if self.broken else {})
+
+
+def assess(
+    model: Model,
+    dataset: Dataset,
+    *,
+    part: str | None = None,
+    cache: Path | None = None,
+    skip_broken: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Assessment:
+    """Embed the test images and measure recall, correlation and the rest.
+
+    part: measure this part instead of the test part, each image against the others; "validation" is the one to tune on.
+    Under torchrun each process embeds its share, and all of them get the result.
+    """
+    reader = _Reader(model, cache, skip_broken, workers, progress)
+    if part is None and dataset.protocol == "query-gallery":
+        queries, gallery = reader.read(dataset["query"]), reader.read(dataset["gallery"])
+        result = evaluate_ensemble(
+            queries.z,
+            model.groups,
+            queries.labels,
+            dataset.ks,
+            gallery=gallery.z,
+            gallery_labels=gallery.labels,
+            weighting=model.weighting,
+        )
+        return Assessment(result, queries.image, gallery.image, reader.broken)
+    test = reader.read(dataset[part or "test"])
+    repeats = REPEATS if part is None and dataset.protocol == "repeated-gallery" else None
+    result = evaluate_ensemble(
+        test.z, model.groups, test.labels, dataset.ks, repeats=repeats, weighting=model.weighting
+    )
+    return Assessment(result, test.image, None, reader.broken)
+
+
+def assess_classifier(
+    run: Path, model: Model, dataset: Dataset, part: str = "test", progress: Progress | None = None
+) -> dict[str, Any]:
+    """Accuracy of the ensemble, of each learner and of each prefix on a part of a classification data set."""
+    file = run / CLASSIFIER
+    if not file.is_file():
+        raise ModelError(f"{run} was not trained to classify: it has no {CLASSIFIER}.")
+    weights = load_file(file)
+    classes = len(weights["heads.0.bias"])
+    classifier = BoostedClassifier(model.groups, classes)
+    classifier.load_state_dict(weights)
+    embedded = _Reader(model, None, False, None, progress).read(dataset[part])
+    found = accuracies(classifier, torch.from_numpy(embedded.z), torch.from_numpy(embedded.labels))
+    return {"accuracy": found, "images": len(embedded.z)}
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    z: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    image: ImageOf | None
+
+
+class _Reader:
+    """Embeds parts of a data set with one model, and remembers what could not be read."""
+
+    def __init__(
+        self, model: Model, cache: Path | None, skip_broken: bool, workers: int | None, progress: Progress | None
+    ) -> None:
+        self.model, self.cache, self.skip_broken = model, cache, skip_broken
+        self.workers, self.progress = workers, progress
+        self.broken: list[str] = []
+
+    def read(self, part: Part) -> _Embedded:
+        if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
+            return _Embedded(self.model.embed_raw(part.images, progress=self.progress), part.labels, None)
+        source = PreparedImages(
+            part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers
+        )
+        self.broken += [f"{broken.path}: {broken.reason}" for broken in source.broken]
+        z = distributed.sharded(
+            source.kept, lambda mine: self.model.embed_raw(source.only(mine), progress=self.progress)
+        )
+        return _Embedded(z, part.labels[source.kept], lambda row: source[int(source.kept[row])])
