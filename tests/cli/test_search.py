@@ -160,6 +160,18 @@ def test_an_index_of_embeddings(bier: Run, tmp_path: Path) -> None:
     assert [one["id"] for one in found] == [f"photos/{row}.jpg" for row in rows]
 
 
+def test_the_file_of_bier_embed_can_be_indexed(bier: Run, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    code, _, err = bier("embed", run_folder, photos, "--out", tmp_path / "vectors.safetensors")
+    assert code == 0, err
+    code, _, err = bier("index", tmp_path / "vectors.safetensors", "--out", tmp_path / "index")
+    assert code == 0, err
+    elsewhere = tmp_path / "copy.png"
+    elsewhere.write_bytes((photos / "both" / "2.png").read_bytes())
+    [best] = results(bier("search", tmp_path / "index", elsewhere, "-k", "1", "--json"))
+    assert (best["id"], best["label"]) == ("both/2.png", "both")
+    assert Path(best["path"]).is_file()
+
+
 def test_a_store_is_loaded_in_steps_and_answers_like_the_index(bier: Run, tmp_path: Path) -> None:
     pytest.importorskip("milvus_lite", reason="needs pip install 'bier-ml[milvus]'")
     file, uri = embeddings(tmp_path), f"milvus:{tmp_path}/shop.db"
