@@ -1,6 +1,7 @@
 """Every setting, its default and its check. A run's config.toml holds all of them and alone suffices to repeat it."""
 
 import difflib
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -12,6 +13,7 @@ import tomli_w
 from bier.errors import ConfigError
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
+MAY_BE_INFINITE = ("diversity.norm_weight",)
 
 
 def setting(default: Any, about: str, *, least: float | None = None, most: float | None = None) -> Any:
@@ -172,7 +174,8 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
-        settings[key.strip()] = value
+        # TOML takes sizes like 1000-12-10 for a day
+        settings[key.strip()] = value if isinstance(value, bool | int | float | str | list) else text.strip()
     return settings
 
 
@@ -222,8 +225,15 @@ def _check(key: str, value: Any, limits: Mapping[str, Any], hint: Any) -> None:
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise ConfigError(f"The setting '{key}' must be {names[hint]}. Got {value!r} instead.")
+    if hint in (int, float):
+        _check_range(key, value, limits)
+
+
+def _check_range(key: str, value: float, limits: Mapping[str, Any]) -> None:
     least, most = limits.get("least"), limits.get("most")
-    if hint in (int, float) and (value != value or (least is not None and value < least)):
+    if math.isnan(value) or (math.isinf(value) and key not in MAY_BE_INFINITE):
+        raise ConfigError(f"The setting '{key}' must be a finite number. Got {value!r} instead.")
+    if least is not None and value < least:
         raise ConfigError(f"The setting '{key}' must be at least {least}. Got {value!r} instead.")
     if most is not None and value > most:
         raise ConfigError(f"The setting '{key}' must be at most {most}. Got {value!r} instead.")

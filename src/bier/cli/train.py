@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,8 @@ ConfigFile = Annotated[
     typer.Option("--config", metavar="FILE", help="Repeat a run from its config.toml; --set still applies."),
 ]
 
+NAMED = ("data", "root", "method", "size", "skip_broken", "cache")  # options that stand for settings
+
 HELP = """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
 
 Examples:
@@ -52,6 +54,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
+    context: typer.Context,
     data: options.Data = "glyphs",
     root: options.Root = None,
     method: Method = "a-bier",
@@ -70,10 +73,10 @@ def train(
 
     chosen = parse_settings(settings or [])
     if resume is not None:
-        if config is not None or out is not None:
-            raise ConfigError("--resume takes the run's own folder and settings; leave out --config and --out.")
+        _refuse(context, "--resume", ("out", "config", *NAMED))
         resolved = Config.from_toml(resume / "config.toml").with_settings(chosen)
     elif config is not None:
+        _refuse(context, "--config", NAMED)
         resolved = Config.from_toml(config).with_settings(chosen)
     else:
         named = {
@@ -83,10 +86,11 @@ def train(
             "data.cache": str(cache) if cache else "",
         }
         resolved = resolve(method, data, {**named, **chosen})
+    first = os.environ.get("RANK", "0") == "0"  # of many processes one speaks
     with progress_bar() as bar:
         watcher = Watcher(bar, resolved)
-        run = run_training(resolved, resume or out, resume=resume is not None, observer=watcher)
-    if int(os.environ.get("RANK", "0")) != 0:
+        run = run_training(resolved, resume or out, resume=resume is not None, observer=watcher if first else None)
+    if not first:
         return
     folder = shlex.quote(str(run.folder))
     if run.interrupted:
@@ -111,6 +115,16 @@ def train(
         )
         say(f"Trained {run.step} steps in {watcher.seconds:.0f} s{best}.")
         say(f"Next: bier evaluate {folder}")
+
+
+def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
+    """An option that would be ignored is an error."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ConfigError(
+                f"{option} takes all settings from its run; leave out --{name.replace('_', '-')}, or use --set."
+            )
 
 
 class Watcher:

@@ -4,8 +4,8 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,20 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> Path:
     """Write `folder/step-N`, aside and flushed, then renamed. A full disk is a TrainingError and changes nothing."""
     target = folder / f"{STEP}{step}"
     aside = folder / f".{target.name}.{os.getpid()}"
-    try:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    with writing(target, folder):
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-        write_flushed(aside / "state.safetensors", save(tensors))
-        write_flushed(aside / "state.json", json.dumps(dict(checkpoint.values), indent=1).encode())
-        flush_folder(aside)
-        if target.exists():
-            shutil.rmtree(target)
-        aside.rename(target)
+        try:
+            aside.mkdir(parents=True)
+            write_flushed(aside / "state.safetensors", save(tensors))
+            write_flushed(aside / "state.json", json.dumps(dict(checkpoint.values), indent=1).encode())
+            flush_folder(aside)
+            if target.exists():
+                shutil.rmtree(target)
+            aside.rename(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
         flush_folder(folder)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise TrainingError(_cannot_write(error, target, newest(folder))) from error
     return target
 
 
@@ -98,11 +98,17 @@ def flush_folder(path: Path) -> None:
             os.close(handle)
 
 
-def _cannot_write(error: OSError, target: Path, previous: Path | None) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    reason = "the disk is full" if full else str(error)
-    rest = f"{previous} is intact; free some space and resume" if previous else "no earlier checkpoint exists"
-    return f"Could not write {target}: {reason}. {rest}."
+@contextmanager
+def writing(target: Path, checkpoints: Path) -> Iterator[None]:
+    """Turns what goes wrong while a file of the run is written, such as a full disk, into one line."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        previous = newest(checkpoints)
+        rest = f"{previous} is intact; free some space and resume" if previous else "no earlier checkpoint exists"
+        raise TrainingError(f"Could not write {target}: {reason}. {rest}.") from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -30,9 +30,7 @@ def process_group() -> Iterator[None]:
     if "RANK" not in os.environ or _running():
         yield
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("gloo")  # what is exchanged lies in the memory of the processor
     try:
         yield
     finally:
@@ -71,6 +69,12 @@ class _Gather(torch.autograd.Function):
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)  # the sum over the copies of the loss
         return gradient[rank() * ctx.count : (rank() + 1) * ctx.count]
+
+
+def meet() -> None:
+    """Wait until all processes have come here."""
+    if world() > 1:
+        dist.barrier()
 
 
 def agree(flag: bool) -> bool:

@@ -1,6 +1,5 @@
 """Measuring while training, and the model that a run leaves behind."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from bier.method import equations
 from bier.method.classifier import BoostedClassifier
 from bier.models.model import Model
 from bier.training import record
-from bier.training.checkpoint import write_flushed
+from bier.training.checkpoint import writing
 from bier.training.setup import Workbench
 
 BATCH = 128
@@ -55,12 +54,11 @@ def save_model(run: Path, config: Config, bench: Workbench) -> Path:
     A run that classifies leaves its classifiers beside it.
     """
     objective = bench.objective.eval()
-    if isinstance(objective.metric, BoostedClassifier):
-        aside = run / f".{CLASSIFIER}.{os.getpid()}"
-        write_flushed(aside, save(objective.metric.state_dict()))
-        aside.rename(run / CLASSIFIER)
     metadata = {"data": config.data.name, "method": config.method, "seed": config.seed}
     model = Model(bench.backbone, objective.ensemble, config.model.weighting, config.train.precision, metadata)
     folder = run / record.MODEL
-    model.save(folder)
+    with writing(folder, run / record.CHECKPOINTS):
+        if isinstance(objective.metric, BoostedClassifier):
+            record.write_aside(run / CLASSIFIER, save(objective.metric.state_dict()))
+        model.save(folder)
     return folder

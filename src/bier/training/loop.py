@@ -1,10 +1,9 @@
 """The training loop, from top to bottom."""
 
 import math
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from bier.training import checkpoint as saved
 from bier.training import distributed, record
 from bier.training.checkpoint import Checkpoint
 from bier.training.finish import measure, save_model
+from bier.training.interrupt import stop_requests
 from bier.training.objective import Objective, ObjectiveParts
 from bier.training.setup import Workbench, build, solve_start
 
@@ -81,39 +81,40 @@ def train(
     """
     run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
     observer = observer or Silent()
-    with distributed.process_group(), _stop_requests() as stopping:
+    with distributed.process_group():
         _check_folder(run, config, resume)
         bench = build(config, run, observer.prepare)
         optimizer = _optimizer(config, bench.objective)
         standing = _start_or_restore(run, config, bench, optimizer, observer)
-        model: torch.nn.Module = bench.objective
-        if distributed.world() > 1:
-            model = DistributedDataParallel(bench.objective)
-        metrics = record.Metrics(run, resume_at=standing.step, writes=distributed.rank() == 0)
-        batches = iter(bench.feed.batches(bench.sampler))
-        bench.objective.train()
         interrupted = False
+        metrics = record.Metrics(run, resume_at=standing.step, writes=distributed.rank() == 0)
+        with closing(metrics), stop_requests() as stopping:
+            model: torch.nn.Module = bench.objective
+            if distributed.world() > 1:
+                model = DistributedDataParallel(bench.objective)
+            batches = iter(bench.feed.batches(bench.sampler))
+            bench.objective.train()
 
-        while not standing.done(config.train) and not interrupted:
-            started = time.perf_counter()
-            inputs, numbers = next(batches)
-            standing.step += 1
-            row = _step(config, bench, model, optimizer, inputs, bench.labels[numbers], standing.step, run)
-            if bench.validation and _due(standing.step, config.train.validate_every, config):
-                value = distributed.from_first(lambda: measure(bench))
-                standing.judge(value)
-                row = {"step": standing.step, **row, "validation": value}
-            if row:
-                metrics.write(row, {"images_per_second": bench.sampler.batch_size / (time.perf_counter() - started)})
-            observer.step(standing.step, config.train.steps, row)
+            while not standing.done(config.train) and not interrupted:
+                started = time.perf_counter()
+                inputs, numbers = next(batches)
+                standing.step += 1
+                row = _step(config, bench, model, optimizer, inputs, bench.labels[numbers], standing.step, run)
+                if bench.validation and _due(standing.step, config.train.validate_every, config):
+                    value = distributed.from_first(lambda: measure(bench))
+                    standing.judge(value)
+                    row = {"step": standing.step, **row, "validation": value}
+                if row:
+                    seconds = time.perf_counter() - started
+                    metrics.write(row, {"images_per_second": bench.sampler.batch_size / seconds})
+                observer.step(standing.step, config.train.steps, row)
 
-            ending = standing.done(config.train)
-            interrupted = distributed.agree(bool(stopping)) and not ending
-            is_best = standing.best_step == standing.step
-            if _due(standing.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
-                _save(run, config, bench, optimizer, standing, metrics)
+                ending = standing.done(config.train)
+                interrupted = distributed.agree(bool(stopping)) and not ending
+                is_best = standing.best_step == standing.step
+                if _due(standing.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
+                    _save(run, config, bench, optimizer, standing, metrics)
 
-        metrics.close()
         if not interrupted and distributed.rank() == 0:
             best = run / record.CHECKPOINTS / f"{saved.STEP}{standing.best_step}"
             if best.is_dir():
@@ -142,6 +143,8 @@ def _step(
     parts.total.backward()
     if logging:
         row["gradient_norm"] = _gradient_norm(bench.objective)
+        if not math.isfinite(row["gradient_norm"]):
+            raise _broken(step, f"The norm of the gradient is {row['gradient_norm']}.", run)
     optimizer.step()
     bench.objective.after_step()
     if logging:
@@ -237,6 +240,7 @@ def _start_or_restore(
     run: Path, config: Config, bench: Workbench, optimizer: torch.optim.Optimizer, observer: Observer
 ) -> Standing:
     """Begin a run, or take it up where its newest checkpoint left it."""
+    distributed.meet()  # no process writes before all have looked
     newest = saved.newest(run / record.CHECKPOINTS)
     if newest is None:
         if distributed.rank() == 0:
@@ -269,30 +273,11 @@ def _save(
     if distributed.rank() != 0:
         return
     tensors = {**saved.module_tensors(bench.objective), **saved.optimizer_tensors(optimizer), "random": random}
+    broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
+    if broken:  # a loss may be finite and its gradient not; what it leaves behind is no good checkpoint
+        raise _broken(standing.step, f"{broken[0]} contains NaN or infinite values.", run)
     values = {"standing": asdict(standing), "sampler": bench.sampler.state_dict(batches=standing.step)}
     metrics.flush()
     folder = run / record.CHECKPOINTS
     saved.write_checkpoint(folder, standing.step, Checkpoint(tensors, values))
     saved.prune(folder, config.train.keep_checkpoints, standing.best_step)
-
-
-@contextmanager
-def _stop_requests() -> Iterator[list[int]]:
-    """A list that Ctrl-C or SIGTERM fills; the loop ends the step it is in. A second one ends at once."""
-    requests: list[int] = []
-
-    def request(number: int, _: Any) -> None:
-        if requests:
-            raise KeyboardInterrupt
-        requests.append(number)
-
-    try:
-        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where signals cannot be caught
-        yield requests
-        return
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

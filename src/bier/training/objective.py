@@ -28,7 +28,7 @@ class Objective(nn.Module):
     """Everything that has weights to train. `forward` is line 18 of the method.
 
     `network` maps what the feed deals out (pixels, maps of a frozen trunk, or features) to features (B, h).
-    Under DistributedDataParallel each process brings its share of the batch and the metric loss sees all of it.
+    Under DistributedDataParallel each process brings its share of the batch and the losses see all of it.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Objective(nn.Module):
         return features.to(self.ensemble.weight.dtype)
 
     def forward(self, inputs: Tensor, labels: Tensor) -> ObjectiveParts:
-        features = self.features(inputs)
-        metric = self.metric(gather(self.ensemble(features)), gather(labels))
+        features = gather(self.features(inputs))  # of the whole batch: the losses span all processes
+        metric = self.metric(self.ensemble(features), gather(labels))
         if self.diversity is None:
             nothing = metric.total.new_zeros(())
             return ObjectiveParts(metric.total, metric, nothing, nothing)

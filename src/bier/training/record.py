@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ import torch
 
 import bier
 from bier.config import Config
-from bier.errors import ConfigError, TrainingError
-from bier.training.checkpoint import flush_folder, write_flushed
+from bier.errors import ConfigError
+from bier.training.checkpoint import flush_folder, write_flushed, writing
 
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
 
@@ -21,11 +23,17 @@ def write_config(run: Path, config: Config, split: Mapping[str, Any]) -> None:
     """runs/NAME/config.toml: every setting, the versions that made the run, and how the data was divided."""
     made_by = {"bier": bier.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
     records: dict[str, Mapping[str, Any]] = {"made_by": made_by, "split": split}
-    run.mkdir(parents=True, exist_ok=True)
-    aside = run / f".{CONFIG}.{os.getpid()}"
-    write_flushed(aside, config.to_toml(records).encode())
-    aside.rename(run / CONFIG)
-    flush_folder(run)
+    with writing(run / CONFIG, run / CHECKPOINTS):
+        run.mkdir(parents=True, exist_ok=True)
+        write_aside(run / CONFIG, config.to_toml(records).encode())
+
+
+def write_aside(path: Path, content: bytes) -> None:
+    """Write a file of the run under another name, flush it and rename it: complete or as it was."""
+    aside = path.with_name(f".{path.name}")
+    write_flushed(aside, content)
+    aside.rename(path)
+    flush_folder(path.parent)
 
 
 def check_same_config(run: Path, config: Config) -> None:
@@ -43,42 +51,65 @@ class Metrics:
     """
 
     def __init__(self, run: Path, resume_at: int, writes: bool = True) -> None:
+        self.run = run
         self.path = run / METRICS
         self.writes = writes  # one process of many does
         if not writes:
             return
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only training needs it
-
         kept = [row for row in read_metrics(run) if row["step"] <= resume_at]
-        aside = self.path.with_name(f".{METRICS}.{os.getpid()}")
-        write_flushed(aside, "".join(map(_line, kept)).encode())
-        aside.rename(self.path)
-        self.file = self.path.open("a", encoding="utf-8")
-        self.events = SummaryWriter(str(run), purge_step=resume_at + 1)
+        with writing(self.path, run / CHECKPOINTS):
+            write_aside(self.path, "".join(map(_line, kept)).encode())
+            self.file = self.path.open("ab", buffering=0)  # a line is handed over whole, and no part of it twice
+            self.events = Events(run, resume_at)
 
     def write(self, row: Mapping[str, Any], clock: Mapping[str, float] | None = None) -> None:
         """`row` goes to both; `clock` (images per second and the like) to TensorBoard only."""
         if not self.writes:
             return
-        try:
-            self.file.write(_line(row))
-            self.file.flush()
-        except OSError as error:
-            raise TrainingError(
-                f"Could not write {self.path}: {error.strerror}. The checkpoints are intact."
-            ) from error
-        for key, value in {**_scalars(row), **(clock or {})}.items():
-            self.events.add_scalar(key, value, row["step"])
+        with writing(self.path, self.run / CHECKPOINTS):
+            line = _line(row).encode()
+            while line:
+                line = line[self.file.write(line) :]
+            self.events.write(row["step"], {**_scalars(row), **(clock or {})})
 
     def flush(self) -> None:
         """Make the lines so far durable; done before each checkpoint, so that none of them can outrun its metrics."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with writing(self.path, self.run / CHECKPOINTS):
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
         if self.writes:
             self.file.close()
             self.events.close()
+
+
+class Events:
+    """A TensorBoard file. Torch's own writer hands its events to a thread, where a full disk goes unheard."""
+
+    def __init__(self, run: Path, resume_at: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        path = run / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self.file = path.open("wb", buffering=0)
+        self.writer = RecordWriter(self.file)
+        self._add(Event(file_version="brain.Event:2"))
+        if resume_at:  # what an earlier file says of later steps is void
+            self._add(Event(step=resume_at + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._add(Event(step=step, summary=Summary(value=values)))
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self.writer.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self.file.close()
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -74,6 +74,10 @@ def load_data(config: Config) -> Dataset:
     if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
         wanted = "cross-entropy" if dataset.protocol == "accuracy" else "binomial-deviance, contrastive or triplet"
         raise ConfigError(f"The data set '{settings.name}' needs loss.name={wanted}. Got '{config.loss.name}' instead.")
+    if config.train.patience and "validation" not in dataset.parts:
+        raise ConfigError(
+            f"'train.patience' = {config.train.patience} needs images to validate on; set data.validation=0.1."
+        )
     return dataset
 
 
