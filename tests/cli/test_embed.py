@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from bier.cli import app, main
 from bier.images import PreparedImages
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import embedding_file
@@ -23,12 +25,25 @@ from bier.models.embedding_file import EmbeddingFile
 from bier.models.model import Model, load
 from bier.search import read_embeddings
 
+Run = Callable[..., tuple[int, str, str]]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def bier(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bier", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=QUIET, check=False)
+@pytest.fixture
+def bier(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command in this process: (exit code, standard output, standard error)."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
+        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
+        app.registered_groups.clear()
+        app.registered_commands.clear()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +60,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_folder(place: Path) -> None:
-    done = bier("embed", place / "run", place / "photos", "--out", place / "a.safetensors", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_a_folder(bier: Run, place: Path) -> None:
+    code, output, errors = bier("embed", place / "run", place / "photos", "--out", place / "a.safetensors", "--json")
+    assert code == 0, errors
+    result = json.loads(output)
     assert (result["images"], result["dimension"], result["groups"]) == (12, 24, [8, 16])
     found = read_embeddings(place / "a.safetensors")
     assert list(found.labels or []) == ["class 0"] * 4 + ["class 1"] * 4 + ["class 2"] * 4
@@ -62,19 +77,18 @@ def test_a_folder(place: Path) -> None:
     assert sorted(path.name for path in place.glob("*a.*")) == ["a.json", "a.safetensors"]
 
 
-def test_a_table_with_boxes_and_a_broken_file(place: Path) -> None:
+def test_a_table_with_boxes_and_a_broken_file(bier: Run, place: Path) -> None:
     (place / "broken.jpg").write_bytes(b"no picture")
     rows = [(f"photos/class {n % 3}/{n}.png", f"label {n}", 0, 0, 20 + n, 30) for n in range(4)]
     with (place / "table.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "x1", "y1", "x2", "y2"), *rows, ("broken.jpg", "x", 0, 0, 5, 5)])
-    refused = bier("embed", place / "run", place / "table.csv", "--out", place / "t.safetensors")
-    assert refused.returncode == 2
-    assert "broken.jpg" in refused.stderr
-    done = bier(
-        "embed", place / "run", place / "table.csv", "--out", place / "t.safetensors", "--json", "--skip-broken"
-    )
-    assert done.returncode == 0, done.stderr
-    assert [Path(one["path"]).name for one in json.loads(done.stdout)["skipped"]] == ["broken.jpg"]
+    arguments = ("embed", place / "run", place / "table.csv", "--out", place / "t.safetensors", "--json")
+    code, output, errors = bier(*arguments)
+    assert (code, output) == (2, "")
+    assert "broken.jpg" in errors
+    code, output, errors = bier(*arguments, "--skip-broken")
+    assert code == 0, errors
+    assert [Path(one["path"]).name for one in json.loads(output)["skipped"]] == ["broken.jpg"]
     boxes = [row[2:] for row in rows]
     expected = load(place / "run").encode(PreparedImages([place / row[0] for row in rows], 48, boxes))
     np.testing.assert_allclose(load_file(place / "t.safetensors")["vectors"], expected, atol=1e-5)
@@ -120,22 +134,23 @@ def test_torchrun(place: Path) -> None:
     )
 
 
-def test_bad_input_is_one_line(place: Path) -> None:
+def test_bad_input_is_one_line(bier: Run, place: Path) -> None:
     for arguments, expected in (
         ((place / "photos", place / "photos", "--out", place / "x.safetensors"), "model.json"),
         ((place / "run", place / "nowhere", "--out", place / "x.safetensors"), "folder, or a table"),
         ((place / "run", place / "photos", "--out", place / "x.npy"), ".safetensors"),
     ):
-        done = bier("embed", *arguments)
-        assert done.returncode == 2
-        assert expected in " ".join(done.stderr.split())
-        assert "Traceback" not in done.stderr
+        code, output, errors = bier("embed", *arguments)
+        assert (code, output) == (2, "")
+        assert expected in errors
+        assert errors.count("\n") == 1
 
 
-def test_export(place: Path) -> None:
-    done = bier("export", place / "run", "--to", "onnx", "--out", place / "model.onnx", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"out": str(place / "model.onnx"), "format": "onnx", "crop": 48, "dimension": 24}
+def test_export(bier: Run, place: Path) -> None:
+    arguments = ("--to", "onnx", "--out", place / "model.onnx", "--json")
+    code, output, errors = bier("export", place / "run", *arguments)
+    assert code == 0, errors
+    assert json.loads(output) == {"out": str(place / "model.onnx"), "format": "onnx", "crop": 48, "dimension": 24}
     pixels = np.random.default_rng(3).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8)
     session = onnxruntime.InferenceSession(place / "model.onnx", providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], load(place / "run").encode(pixels), atol=1e-4)

@@ -1,0 +1,144 @@
+"""Images per second from JPEG files to vectors: Model.encode, the bare network on ready tensors, and a plain loop.
+
+The plain loop opens each file with PIL and runs timm's model in float32, 64 pictures at a time. Each contender lives
+in a process of its own; they take turns and the best round counts. Run: python benchmarks/encode.py [FOLDER]
+"""
+
+import argparse
+import multiprocessing
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from PIL import Image
+
+from bier import EmbeddingEnsemble, Model
+from bier.images import PreparedImages
+from bier.models.backbones import build_backbone
+from bier.models.batches import pixel_batches
+from bier.models.memory import reuse_memory
+from bier.models.precision import autocast, resolve_precision
+
+SEED, BATCH, GROUPS = 0, 64, (96, 160, 256)
+CUB = Path(__file__).parents[1].parent / "shared" / "data" / "CUB_200_2011" / "images"
+
+
+def jpegs(folder: Path, count: int) -> list[Path]:
+    """Real photographs where there are any, else noise drawn smoothly, which decodes at about the same cost."""
+    found = sorted(folder.rglob("*.jpg"))
+    if len(found) >= count:
+        return found[:: len(found) // count][:count]
+    made, random = Path(tempfile.mkdtemp()), np.random.default_rng(SEED)
+    for number in range(count):
+        coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        coarse.resize((256, 192), Image.Resampling.BICUBIC).save(made / f"{number}.jpg", quality=90)
+    return sorted(made.glob("*.jpg"))
+
+
+def our_model() -> Model:
+    torch.manual_seed(SEED)
+    return Model(build_backbone("efficientnet_lite0"), EmbeddingEnsemble(1280, GROUPS))
+
+
+def encode(files: list[Path]) -> Callable[[], object]:
+    model = our_model()
+    return lambda: model.encode(files, batch_size=BATCH)
+
+
+def bare(files: list[Path]) -> Callable[[], object]:
+    """Our folded network in our precision on pixels that are in memory already."""
+    reuse_memory()
+    model = our_model()
+    network, size, crop = model.network(), model.backbone.resize, model.backbone.crop
+    ready = list(pixel_batches(PreparedImages(files, size), size, crop, BATCH, 0))
+
+    def run() -> None:
+        with torch.inference_mode(), autocast("auto", model.device):
+            for pixels in ready:
+                network(pixels.to(model.device))
+
+    return run
+
+
+def plain(files: list[Path]) -> Callable[[], object]:
+    model = our_model()
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval().to(model.device)
+
+    def picture(path: Path) -> torch.Tensor:
+        image = Image.open(path).convert("RGB")
+        scale = 256 / max(image.size)
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
+        square = Image.new("RGB", (256, 256), (255, 255, 255))
+        square.paste(image, ((256 - image.width) // 2, (256 - image.height) // 2))
+        return (torch.from_numpy(np.array(square)[16:240, 16:240]).permute(2, 0, 1).float() - 127) / 128
+
+    def run() -> None:
+        with torch.no_grad():
+            for start in range(0, len(files), BATCH):
+                batch = torch.stack([picture(path) for path in files[start : start + BATCH]])
+                model.ensemble.vector(model.ensemble(network(batch.to(model.device))))
+
+    return run
+
+
+CONTENDERS = {
+    "bare network, ready tensors": bare,
+    "Model.encode from files": encode,
+    "plain timm + PIL, float32": plain,
+}
+
+
+def serve(name: str, files: list[Path], threads: int, pipe: Connection) -> None:
+    torch.set_num_threads(threads)
+    run = CONTENDERS[name](files)
+    run()
+    pipe.send("ready")
+    while pipe.recv():
+        start = time.perf_counter()
+        run()
+        pipe.send(time.perf_counter() - start)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("folder", nargs="?", type=Path, default=CUB)
+    arguments.add_argument("--images", type=int, default=512)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
+    chosen = arguments.parse_args()
+    files = jpegs(chosen.folder, chosen.images)
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    for name in CONTENDERS:
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=serve, args=(name, files, chosen.threads, theirs)).start()
+        pipes[name].recv()
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for _ in range(chosen.rounds):
+        for name, pipe in pipes.items():
+            pipe.send(True)
+            seconds[name].append(pipe.recv())
+    for pipe in pipes.values():
+        pipe.send(False)
+    device = our_model().device
+    print(
+        f"{platform.processor() or platform.machine()}, {chosen.threads} threads, {date.today()}, seed {SEED}, ", end=""
+    )
+    print(f"torch {torch.__version__}, {resolve_precision('auto', device)} on {device}, {len(files)} files")
+    best = {name: min(times) for name, times in seconds.items()}
+    for name, one in best.items():
+        print(f"{name:28} {len(files) / one:8.1f} images/s")
+    bare_best, ours_best, plain_best = best.values()
+    print(f"encode is {100 * bare_best / ours_best:.0f}% of the bare network (goal 90%) ", end="")
+    print(f"and {plain_best / ours_best:.2f}x the plain loop (goal 3x)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Images per second of one training step: forward, loss, backward and Adam on 64 pictures of 224x224.
+
+Every contender lives in a process of its own (what one does to its memory must not help another) and they take
+turns, step by step; the best of the rounds counts. Run: python benchmarks/finetune.py
+"""
+
+import argparse
+import multiprocessing
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor, nn
+
+from bier import BoostedLoss, EmbeddingEnsemble
+from bier.images import PreparedImages
+from bier.models.backbones import build_backbone
+from bier.models.folding import folded
+from bier.models.memory import reuse_memory
+from bier.models.precision import autocast, resolve_precision
+from bier.models.trunk import TrunkCache
+
+BATCH, SIZE, SEED, STAGE = 64, 224, 0, "blocks.4"
+GROUPS = (96, 160, 256)
+CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pictures() -> np.ndarray:
+    return np.random.default_rng(SEED).integers(0, 256, (BATCH, SIZE, SIZE, 3), dtype=np.uint8)
+
+
+def step(
+    network: nn.Module, ensemble: EmbeddingEnsemble, batch: Callable[[], Tensor], precision: str
+) -> Callable[[], None]:
+    loss, labels = BoostedLoss(GROUPS), torch.arange(BATCH, device=CPU) // 8
+    network, ensemble = network.to(CPU), ensemble.to(CPU)
+    weights = [p for p in (*network.parameters(), *ensemble.parameters()) if p.requires_grad]
+    optimizer = torch.optim.Adam(weights, lr=1e-6, fused=precision == "auto")
+
+    def run() -> None:
+        with autocast(precision, CPU):
+            features = network(batch().to(CPU))
+        value = loss(ensemble(features.float()), labels).total
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+
+    return run
+
+
+def plain() -> Callable[[], None]:
+    """What a short script does: a timm model, float32, channels first, batch norm in training."""
+    network = timm.create_model("tf_efficientnet_lite0", num_classes=0).train()
+    ready = (torch.from_numpy(pictures()).permute(0, 3, 1, 2).float() - 127) / 128
+    ready = ready.contiguous()
+    return step(network, EmbeddingEnsemble(1280, GROUPS), lambda: ready, "float32")
+
+
+def ours() -> Callable[[], None]:
+    """Folded batch norm, channels-last, memory that is kept, bfloat16 where the hardware has it."""
+    reuse_memory()
+    network = folded(build_backbone("efficientnet_lite0")).train()
+    pixels = torch.from_numpy(pictures()).permute(0, 3, 1, 2)
+    return step(network, EmbeddingEnsemble(1280, GROUPS), lambda: pixels, "auto")
+
+
+def cached() -> Callable[[], None]:
+    """As `ours`, and the stages before STAGE are frozen, their maps read from the disk."""
+    reuse_memory()
+    backbone = folded(build_backbone("efficientnet_lite0"))
+    backbone.freeze_before(STAGE)
+    trunk, rest = backbone.split(STAGE)
+    folder = Path(tempfile.mkdtemp())
+    cache = TrunkCache(trunk, PreparedImages(pictures(), SIZE), folder, crop=SIZE, augment="none", views=1)
+    everything = list(range(BATCH))
+    return step(rest.train(), EmbeddingEnsemble(1280, GROUPS), lambda: cache.maps(everything, [0] * BATCH), "auto")
+
+
+CONTENDERS = {"plain float32 loop": plain, "ours, everything trained": ours, f"ours, cached to {STAGE}": cached}
+GOALS = {"ours, everything trained": 3.0, f"ours, cached to {STAGE}": 6.0}
+
+
+def serve(name: str, threads: int, pipe: Connection) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(SEED)
+    run = CONTENDERS[name]()
+    run()  # the first step allocates
+    pipe.send("ready")
+    while pipe.recv():
+        start = time.perf_counter()
+        run()
+        pipe.send(time.perf_counter() - start)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
+    chosen = arguments.parse_args()
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    for name in CONTENDERS:
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=serve, args=(name, chosen.threads, theirs), daemon=True).start()
+        pipes[name].recv()
+    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for _ in range(chosen.rounds):
+        for name, pipe in pipes.items():
+            pipe.send(True)
+            seconds[name].append(pipe.recv())
+    for pipe in pipes.values():
+        pipe.send(False)
+    print(
+        f"{platform.processor() or platform.machine()}, {chosen.threads} threads, {date.today()}, seed {SEED}, ", end=""
+    )
+    print(f"torch {torch.__version__}, {resolve_precision('auto', CPU)} on {CPU}, batch {BATCH} of {SIZE}x{SIZE}")
+    base = min(seconds["plain float32 loop"])
+    for name, times in seconds.items():
+        goal = f"  goal {GOALS[name]:.0f}x" if name in GOALS else ""
+        print(f"{name:28} {BATCH / min(times):8.1f} images/s  {base / min(times):5.2f}x{goal}")
+
+
+if __name__ == "__main__":
+    main()
