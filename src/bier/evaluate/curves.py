@@ -32,7 +32,7 @@ PANELS = (
     Panel("losses", lambda key: "loss" in key or key in ("metric", "diversity", "similarity"), False, False),
     Panel("loss of each learner", lambda key: "loss" in key, True, False),
     Panel("mean boosting weight", lambda key: "weight" in key, True, False),
-    Panel("how far squared row norms are from 1", lambda key: "norm" in key, False, True),
+    Panel("how far squared row norms are from 1", lambda key: "row_norm" in key, False, True),
     Panel("validation", lambda key: "validation" in key or "recall" in key, False, False),
 )
 

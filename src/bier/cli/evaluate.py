@@ -1,0 +1,227 @@
+"""`bier evaluate`."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from bier.cli import options
+from bier.cli.terminal import Json, console, emit, progress_bar, say
+from bier.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from bier.config import DataConfig
+    from bier.data import Dataset
+    from bier.evaluate.ensemble import EnsembleResult
+    from bier.training.assess import Assessment
+
+HELP = """Measure recall, correlation and what each learner adds, and write a report to look at.
+
+A run is measured on the test part of the data set it was trained on, unless --data names another. Several runs or
+models are compared in one table. Recall counts ties against the query; a query never finds itself.
+
+Examples:
+
+  bier evaluate runs/shop
+
+  bier evaluate runs/baseline runs/a-bier --json
+
+  bier evaluate runs/shop/model --data folder --root other-photos --report report
+
+  bier evaluate --embeddings vectors.safetensors
+"""
+
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders or model folders.")]
+EmbeddingsFile = Annotated[
+    Path | None, typer.Option("--embeddings", metavar="FILE", help="Measure a file that `bier embed` wrote.")
+]
+DataName = Annotated[
+    str | None, typer.Option("--data", metavar="NAME", help="The data set. [default: the one of the run]")
+]
+PartName = Annotated[
+    str | None, typer.Option("--part", metavar="NAME", help="Measure this part, like validation. [default: test]")
+]
+Report = Annotated[
+    Path | None, typer.Option("--report", metavar="DIR", help="Where the report goes. [default: RUN/report]")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("evaluate", help=HELP)(evaluate)
+
+
+def evaluate(
+    runs: Runs = None,
+    embeddings: EmbeddingsFile = None,
+    data: DataName = None,
+    root: options.Root = None,
+    size: options.Size = "small",
+    part: PartName = None,
+    cache: options.Cache = None,
+    skip_broken: options.SkipBroken = False,
+    report: Report = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Numbers only.")] = False,
+    as_json: Json = False,
+) -> None:
+    if bool(runs) == (embeddings is not None):
+        raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
+    if embeddings is not None:
+        result = _from_file(embeddings)
+        if report is not None:
+            _write(report, result, str(embeddings))
+        _show({str(embeddings): result.to_dict()}, as_json)
+        return
+    from bier.training.distributed import process_group, rank
+
+    with process_group():
+        found: dict[str, dict[str, Any]] = {}
+        for run in runs or []:
+            place = report if report is not None else run / "report" if (run / "config.toml").is_file() else None
+            found[str(run)] = _measure(
+                run, data, root, size, part, cache, skip_broken, None if no_report or len(runs or []) > 1 else place
+            )
+        if rank() == 0:
+            _show(found, as_json)
+
+
+def _measure(
+    run: Path,
+    data: str | None,
+    root: Path | None,
+    size: str,
+    part: str | None,
+    cache: Path | None,
+    skip_broken: bool,
+    report: Path | None,
+) -> dict[str, Any]:
+    from bier.models.model import load
+    from bier.training.assess import assess, assess_classifier
+    from bier.training.distributed import rank
+
+    model = load(run)
+    dataset, settings = _dataset(run, data, root, size)
+    cache = cache or (Path(settings.cache) if settings.cache else None)
+    skip_broken = skip_broken or settings.skip_broken
+    with progress_bar() as bar:
+        task = bar.add_task(f"embedding for {run}", total=None, status="")
+
+        def follow(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        if dataset.protocol == "accuracy":
+            return assess_classifier(run, model, dataset, part or "test", follow)
+        done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
+    if report is not None and rank() == 0:
+        _write(report, done.result, str(run), run, done)
+    return done.to_dict()
+
+
+def _dataset(run: Path, data: str | None, root: Path | None, size: str) -> "tuple[Dataset, DataConfig]":
+    """What to measure on, and how the run that trained on it read its images."""
+    from bier import data as datasets
+    from bier.config import Config, DataConfig
+    from bier.training.setup import load_data
+
+    if data is not None:
+        return datasets.load(data, root, size=size), DataConfig()
+    file = run / "config.toml"
+    if not file.is_file():
+        raise ConfigError(f"{run} is a model without a run's config.toml; say what to measure it on with --data.")
+    config = Config.from_toml(file)
+    if root is not None:
+        config = config.with_settings({"data.root": str(root)})
+    return load_data(config), config.data
+
+
+def _from_file(path: Path) -> "EnsembleResult":
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    from bier.evaluate.ensemble import evaluate_ensemble
+
+    beside = path.with_suffix(".json")
+    if not path.is_file() or not beside.is_file():
+        raise DataError(
+            f"Embeddings are a .safetensors file with a .json beside it, as `bier embed` writes. Got {path}."
+        )
+    try:
+        raw, about = load_file(path)["raw"], json.loads(beside.read_text())
+        groups, labels, weighting = about["groups"], about.get("labels"), about["weighting"]
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} and {beside} are damaged or not of `bier embed`: {error!r}.") from error
+    if not labels or any(label is None for label in labels):
+        raise DataError(f"{beside} has no label for some images, so there is nothing to measure recall by.")
+    return evaluate_ensemble(raw, groups, labels, (1, 2, 4, 8, 16, 32), weighting=weighting)
+
+
+def _write(
+    folder: Path, result: "EnsembleResult", title: str, run: Path | None = None, done: "Assessment | None" = None
+) -> None:
+    from bier.evaluate.report import write_report
+    from bier.training.record import read_metrics
+
+    page = write_report(
+        folder,
+        result,
+        metrics=read_metrics(run) if run is not None else (),
+        images=done.images if done else None,
+        gallery_images=done.gallery_images if done else None,
+        title=title,
+    )
+    say(f"Report: {shlex.quote(str(page))}")
+
+
+def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    if as_json:
+        emit(next(iter(found.values())) if len(found) == 1 else {"runs": dict(found)})
+        return
+    if len(found) == 1:
+        console.print(single_table(*next(iter(found.items()))))
+    else:
+        console.print(comparison_table(found))
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def single_table(name: str, row: Mapping[str, Any]) -> Table:
+    """All rows of one evaluation: ensemble, learners, prefixes."""
+    if "accuracy" in row:
+        table = Table("", "accuracy", title=name)
+        for one, value in row["accuracy"].items():
+            table.add_row(one, _percent(value))
+        return table
+    ks = list(row["recall"]["ensemble"])
+    table = Table("", *(f"R@{k}" for k in ks), title=name)
+    for one, values in row["recall"].items():
+        table.add_row(one, *(_percent(values[k]) for k in ks), style="bold" if one == "ensemble" else None)
+    clf = row["classifier_correlation"]
+    table.caption = (
+        f"{row['queries']:,} queries, {row['gallery']:,} in the gallery, {row['without_positive']} without a match; "
+        f"feature correlation {row['feature_correlation']:.4f}, "
+        f"classifier correlation {'-' if clf is None else format(clf, '.4f')}; {row['seconds']:.1f} s"
+    )
+    return table
+
+
+def comparison_table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row a run."""
+    first = next(iter(found.values()))
+    if "accuracy" in first:
+        table = Table("run", "accuracy")
+        for name, row in found.items():
+            table.add_row(name, _percent(row["accuracy"]["ensemble"]))
+        return table
+    ks = list(first["recall"]["ensemble"])
+    table = Table("run", *(f"R@{k}" for k in ks), "mAP@R", "feature corr.", "classifier corr.")
+    for name, row in found.items():
+        clf = row["classifier_correlation"]
+        recalls = (_percent(row["recall"]["ensemble"][k]) if k in row["recall"]["ensemble"] else "-" for k in ks)
+        ranked = "-" if row["map_at_r"] is None else _percent(row["map_at_r"])
+        table.add_row(name, *recalls, ranked, f"{row['feature_correlation']:.4f}", "-" if clf is None else f"{clf:.4f}")
+    return table
