@@ -64,15 +64,16 @@ def test_activation_suppresses_more_than_glorot(reduction: Reduction) -> None:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_adversarial_learners_agree_less_than_by_glorot(reduction: Reduction) -> None:
-    torch.manual_seed(0)
-    glorot = EmbeddingEnsemble(64, GROUPS)
-    solved, _ = solve(AdversarialLoss, reduction)
-    with torch.no_grad():
-        before = classifier_correlation(glorot(make_features()), GROUPS)
-        after = classifier_correlation(solved(make_features()), GROUPS)
-    assert before is not None
-    assert after is not None
-    assert after < 0.8 * before
+    """Over five seeds: a single end of an adversarial game says little."""
+    before, after = [], []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        glorot = EmbeddingEnsemble(64, GROUPS)
+        solved, _ = solve(AdversarialLoss, reduction, seed)
+        with torch.no_grad():
+            before.append(classifier_correlation(glorot(make_features()), GROUPS) or 0.0)
+            after.append(classifier_correlation(solved(make_features()), GROUPS) or 0.0)
+    assert sum(after) < 0.75 * sum(before)
 
 
 def test_activation_lowers_its_own_loss_step_by_step() -> None:
