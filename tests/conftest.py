@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from safetensors.numpy import save_file
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 
@@ -13,3 +16,29 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no real data at ../shared/data")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def features_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve classes of twelve vectors (144, 24), scattered so that they can be told apart, but not easily."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 12)
+    features = (random.normal(size=(12, 24))[labels] + 0.9 * random.normal(size=(144, 24))).astype(np.float32)
+    path = tmp_path_factory.mktemp("vectors") / "features.safetensors"
+    save_file({"features": features, "labels": labels}, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight classes of eight noisy 48x48 pictures, each class with a pattern of its own."""
+    random = np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("pictures")
+    for name in range(8):
+        folder = root / f"class {name}"
+        folder.mkdir()
+        pattern = random.integers(0, 256, (6, 6, 3)).repeat(8, axis=0).repeat(8, axis=1)
+        for number in range(8):
+            noisy = np.clip(pattern + random.normal(scale=40, size=pattern.shape), 0, 255).astype(np.uint8)
+            Image.fromarray(noisy).save(folder / f"{number}.png")
+    return root

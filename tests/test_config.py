@@ -71,6 +71,7 @@ def test_wrong_types(key: str, value: Any, expected: str) -> None:
         ("train.batch_classes", 1, "at least 2"),
         ("train.batch_images", 1, "at least 2"),
         ("train.learning_rate", -0.1, "at least 0"),
+        ("train.learning_rate", 1e30, "at most 1000000.0"),
         ("train.learning_rate", float("nan"), "finite"),
         ("train.learning_rate", float("inf"), "finite"),
         ("loss.beta1", float("nan"), "finite"),
@@ -139,6 +140,8 @@ def test_a_file_with_mistakes_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     with pytest.raises(ConfigError, match="There is no config at"):
         Config.from_toml(path)
+    with pytest.raises(ConfigError, match=r"Cannot read the config .*: Is a directory"):
+        Config.from_toml(tmp_path)
     path.write_text("seed = = 3")
     with pytest.raises(ConfigError, match="not valid TOML"):
         Config.from_toml(path)

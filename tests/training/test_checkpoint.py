@@ -1,0 +1,162 @@
+"""Checkpoints are complete or absent, and old ones go."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bier.errors import TrainingError
+from bier.training import checkpoint as saved
+from bier.training.checkpoint import Checkpoint, complete, newest, prune, read_checkpoint, write_checkpoint
+
+
+def some(step: int) -> Checkpoint:
+    return Checkpoint({"x": torch.full((3, 2), float(step))}, {"step": step, "rows": [1, 2]})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 12, some(12))
+    assert path == tmp_path / "step-12"
+    again = read_checkpoint(path)
+    assert torch.equal(again.tensors["x"], torch.full((3, 2), 12.0))
+    assert again.values == {"step": 12, "rows": [1, 2]}
+    assert names(tmp_path) == ["step-12"]
+
+
+def test_the_name_appears_when_everything_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever moment a kill chooses, `step-N` is either absent or whole and flushed."""
+    flushed: list[str] = []
+    seen: list[tuple[list[str], list[str]]] = []
+    flush, rename = os.fsync, Path.rename
+
+    def watched_flush(handle: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        assert not (tmp_path / "step-5").exists() or flushed[-1] == tmp_path.name
+        flush(handle)
+
+    def watched_rename(path: Path, target: Path) -> Path:
+        seen.append((names(path), list(flushed)))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", watched_flush)
+    monkeypatch.setattr(Path, "rename", watched_rename)
+    write_checkpoint(tmp_path, 5, some(5))
+    ((files, before),) = seen
+    assert files == ["state.json", "state.safetensors"]
+    assert {"state.json", "state.safetensors"} <= set(before)
+    assert flushed[-1] == tmp_path.name  # and the rename itself, last of all
+
+
+def test_what_a_kill_left_half_written_is_ignored_and_removed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 5, some(5))
+    left = tmp_path / ".step-6.1234"
+    left.mkdir()
+    (left / "state.safetensors").write_bytes(b"half")
+    assert newest(tmp_path) == tmp_path / "step-5"
+    prune(tmp_path, keep=2, best=None)
+    assert names(tmp_path) == ["step-5"]
+
+
+def test_order_is_by_number(tmp_path: Path) -> None:
+    assert newest(tmp_path / "nowhere") is None
+    for step in (100, 9, 20):
+        write_checkpoint(tmp_path, step, some(step))
+    (tmp_path / "step-notes").mkdir()  # a stranger
+    assert [path.name for path in complete(tmp_path)] == ["step-9", "step-20", "step-100"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [
+        (2, None, ["step-4", "step-5"]),
+        (1, None, ["step-5"]),
+        (2, 1, ["step-1", "step-4", "step-5"]),
+        (2, 4, ["step-4", "step-5"]),
+        (9, 1, ["step-1", "step-2", "step-3", "step-4", "step-5"]),
+    ],
+)
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path, keep: int, best: int | None, left: list[str]) -> None:
+    for step in range(1, 6):
+        write_checkpoint(tmp_path, step, some(step))
+    prune(tmp_path, keep, best)
+    assert names(tmp_path) == left
+
+
+def test_a_checkpoint_that_is_there_is_replaced(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 3, some(1))
+    write_checkpoint(tmp_path, 3, some(2))
+    assert read_checkpoint(tmp_path / "step-3").values["step"] == 2
+    assert names(tmp_path) == ["step-3"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "no json", "no tensors", "not json"])
+def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
+    path = write_checkpoint(tmp_path, 3, some(3))
+    weights, values = path / "state.safetensors", path / "state.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-5])
+    elif damage == "no json":
+        values.unlink()
+    elif damage == "no tensors":
+        weights.unlink()
+    else:
+        values.write_text("{")
+    with pytest.raises(TrainingError) as caught:
+        read_checkpoint(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 3, some(3))
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(TrainingError, match="Permission denied"):
+            write_checkpoint(tmp_path, 4, some(4))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_where_a_file_stands_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(TrainingError) as caught:
+        write_checkpoint(tmp_path / "checkpoints", 4, some(4))
+    assert "Could not write" in str(caught.value)
+    assert "no earlier checkpoint exists" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, kind: str) -> None:
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+        groups = [{"params": list(module[0].parameters()), "factor": 1.0}, {"params": list(module[1].parameters())}]
+        if kind == "adam":
+            return module, torch.optim.Adam(groups, lr=0.01)
+        return module, torch.optim.SGD(groups, lr=0.01, momentum=0.9)
+
+    def steps(module: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+        for step in range(first, last):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            module(torch.randn(3, 2, 6, 6)).square().sum().backward()
+            optimizer.step()
+
+    module, optimizer = fresh()
+    steps(module, optimizer, 0, 6)
+    half, half_optimizer = fresh()
+    steps(half, half_optimizer, 0, 3)
+    tensors = {**saved.module_tensors(half), **saved.optimizer_tensors(half_optimizer)}
+    state = read_checkpoint(write_checkpoint(tmp_path, 3, Checkpoint(tensors, {})))
+    again, again_optimizer = fresh()
+    saved.load_module(again, state.tensors)
+    saved.load_optimizer(again_optimizer, state.tensors)
+    steps(again, again_optimizer, 3, 6)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name

@@ -1,0 +1,141 @@
+"""Which weights move: all, those from a stage on, or the embedding alone; from pixels or from cached maps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import bier
+from bier.config import Config
+from bier.errors import DataError, ModelError
+from bier.models.backbones import build_backbone
+from bier.training import resolve
+
+STAGES = ("conv1", "conv2", "conv3", "conv4")
+
+
+def config(root: Path, **settings: Any) -> Config:
+    given = {
+        "data.root": str(root),
+        "data.validation": 0.5,
+        "data.workers": 0,
+        "model.backbone": "conv4",
+        "model.embedding": 12,
+        "diversity.hidden": 8,
+        "train.steps": 4,
+        "train.batch_classes": 2,
+        "train.batch_images": 3,
+        "train.learning_rate": 1e-2,
+        "train.validate_every": 4,
+        "train.precision": "float32",
+    }
+    return resolve("a-bier", "folder", given | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+def moved(folder: Path) -> list[str]:
+    """The stages of which any weight or statistic has changed since the start of the run."""
+    torch.manual_seed(0)
+    start = build_backbone("conv4").state_dict()
+    end = bier.load(folder).backbone.state_dict()
+    assert start.keys() == end.keys()
+
+    def changed(stage: int) -> bool:
+        names = [name for name in start if name.startswith(f"body.layers.{stage}.")]
+        assert names
+        return any(not torch.equal(start[name], end[name]) for name in names)
+
+    return [name for number, name in enumerate(STAGES) if changed(number)]
+
+
+@pytest.mark.parametrize("views", [0, 2])
+@pytest.mark.parametrize(("stage", "expected"), [("conv3", ["conv3", "conv4"]), ("embedding", [])])
+def test_frozen_stages_stay_and_others_move(
+    pictures: Path, tmp_path: Path, views: int, stage: str, expected: list[str]
+) -> None:
+    chosen = config(pictures, model__trainable_from=stage, model__trunk_views=views)
+    run = bier.train(chosen, tmp_path / "run")
+    assert moved(run.folder) == expected
+    assert run.best_validation is not None
+    assert bool(list((tmp_path / "run").glob("trunk-*"))) == bool(views)
+
+
+def test_everything_is_trained_by_default(pictures: Path, tmp_path: Path) -> None:
+    assert moved(bier.train(config(pictures), tmp_path / "run").folder) == list(STAGES)
+
+
+def test_a_run_on_cached_maps_goes_on_as_if_never_stopped(pictures: Path, tmp_path: Path) -> None:
+    chosen = config(pictures, model__trainable_from="conv3", model__trunk_views=2, train__checkpoint_every=2)
+    whole = bier.train(chosen, tmp_path / "whole").folder
+    run = bier.train(chosen, tmp_path / "run").folder
+    last = run / "checkpoints" / "step-4"
+    assert last.is_dir()
+    last.rename(tmp_path / "gone")
+    bier.train(chosen, run, resume=True)
+    for name in ("metrics.jsonl", "model/model.safetensors", "checkpoints/step-4/state.safetensors"):
+        assert (whole / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_an_unknown_stage(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"must be one of conv1, conv2, conv3, conv4.*'conv9'"):
+        bier.train(config(pictures, model__trainable_from="conv9"), tmp_path / "run")
+
+
+def test_embedding_factor_zero_leaves_the_embedding(pictures: Path, tmp_path: Path) -> None:
+    """The rate of W is the factor times that of the backbone; without a diversity loss nothing else moves W."""
+
+    def weight(factor: float, name: str) -> Tensor:
+        settings = {"train__embedding_factor": factor, "diversity__name": "none", "data__validation": 0.0}
+        run = bier.train(config(pictures, train__weight_decay=0.0, **settings), tmp_path / name)
+        return bier.load(run.folder).ensemble.weight
+
+    torch.manual_seed(0)
+    backbone = build_backbone("conv4")
+    drawn = bier.EmbeddingEnsemble(backbone.features, bier.group_sizes(12, 3)).weight
+    assert torch.equal(weight(0.0, "still"), drawn)
+    assert not torch.equal(weight(1.0, "moving"), drawn)
+
+
+def test_a_broken_image_is_named_or_skipped(pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for name in range(4):
+        (root / f"{name}").mkdir(parents=True)
+        for number in range(4):
+            source = pictures / f"class {name}" / f"{number}.png"
+            Image.open(source).save(root / f"{name}" / f"{number}.jpg", quality=95)
+        broken = root / f"{name}" / "3.jpg"
+        broken.write_bytes(broken.read_bytes()[:700])
+    with pytest.raises(DataError, match=r"3\.jpg"):
+        bier.train(config(root, data__validation=0.0, train__steps=8), tmp_path / "refused")
+    skipping = config(root, data__validation=0.0, data__skip_broken=True)
+    assert bier.train(skipping, tmp_path / "run").step == 4
+
+
+def test_a_class_with_one_image_is_no_trouble(pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for name in range(6):
+        (root / f"{name}").mkdir(parents=True)
+        for number in range(1 if name % 2 else 5):
+            Image.open(pictures / f"class {name}" / f"{number}.png").save(root / f"{name}" / f"{number}.png")
+    assert bier.train(config(root, data__validation=0.0), tmp_path / "run").step == 4
+
+
+def test_nothing_to_train_on(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "empty").mkdir(parents=True)
+    with pytest.raises(DataError, match="It holds none"):
+        bier.train(config(tmp_path / "photos"), tmp_path / "run")
+    with pytest.raises(DataError, match="needs a root"):
+        bier.train(config(tmp_path).with_settings({"data.root": ""}), tmp_path / "run")
+
+
+def test_too_few_classes_says_what_to_do(pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for name in range(4):
+        (root / f"{name}").mkdir(parents=True)
+        for number in range(4):
+            Image.open(pictures / f"class {name}" / f"{number}.png").save(root / f"{name}" / f"{number}.png")
+    with pytest.raises(DataError, match=r"at least 2 classes\. Got 1 .*data\.validation=0\.5.*set data\.validation=0 "):
+        bier.train(config(root), tmp_path / "run")
+    assert bier.train(config(root, data__split="inside"), tmp_path / "run").step == 4

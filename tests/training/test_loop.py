@@ -1,0 +1,224 @@
+"""The loop: what it writes, when it stops, what it keeps."""
+
+import json
+import math
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import bier
+from bier.config import Config
+from bier.errors import ConfigError, DataError, TrainingError
+from bier.method.equations import row_norm_deviation
+from bier.training import loop, resolve
+from bier.training.checkpoint import complete, read_checkpoint
+from bier.training.record import read_metrics
+from bier.training.setup import Workbench, build, load_data, solve_start
+
+SMALL = {
+    "model.embedding": 12,
+    "diversity.hidden": 8,
+    "train.steps": 12,
+    "train.precision": "float32",
+    "train.batch_classes": 3,
+    "train.batch_images": 4,
+    "train.checkpoint_every": 4,
+    "train.log_every": 1,
+    "train.validate_every": 3,
+}
+
+
+class Watch:
+    """Keeps what an observer is told, and interrupts at a step as Ctrl-C does."""
+
+    def __init__(self, interrupt_at: int = 0) -> None:
+        self.interrupt_at = interrupt_at
+        self.steps: list[int] = []
+        self.prepared: set[str] = set()
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        self.prepared.add(what)
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        self.steps.append(step)
+        if step == self.interrupt_at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def config(root: Path, method: str = "a-bier", **settings: Any) -> Config:
+    given = {**SMALL, "data.root": str(root), "data.validation": 0.0}
+    return resolve(method, "features", given | {key.replace("__", "."): value for key, value in settings.items()})
+
+
+def test_from_python_without_a_terminal(features_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    watch = Watch()
+    run = bier.train(config(features_file), tmp_path / "run", observer=watch)
+    assert capfd.readouterr() == ("", "")
+    assert run == (tmp_path / "run", 12, None, None, False)
+    assert watch.steps == list(range(1, 13))
+    assert Config.from_toml(run.folder / "config.toml") == config(features_file)
+    model = bier.load(run.folder)
+    assert model.groups == bier.group_sizes(12, 3)
+    assert model.metadata == {"data": "features", "method": "a-bier", "seed": 0}
+    assert [path.name for path in complete(run.folder / "checkpoints")] == ["step-8", "step-12"]
+    state = read_checkpoint(run.folder / "checkpoints" / "step-12")
+    assert torch.equal(state.tensors["weights/ensemble.weight"], model.ensemble.weight)
+
+
+def test_a_run_is_repeated_from_its_config_alone(features_file: Path, tmp_path: Path) -> None:
+    first = bier.train(config(features_file), tmp_path / "first").folder
+    second = bier.train(Config.from_toml(first / "config.toml"), tmp_path / "second").folder
+    for name in ("metrics.jsonl", "config.toml", "model/model.safetensors"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+@pytest.mark.parametrize("method", ["baseline", "init", "bier", "activation-bier", "a-bier"])
+def test_metrics_of_every_method(features_file: Path, tmp_path: Path, method: str) -> None:
+    learners = 1 if method == "baseline" else 3
+    run = bier.train(config(features_file, method, train__steps=6), tmp_path / "run").folder
+    rows = read_metrics(run)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        assert len(row["learner_losses"]) == len(row["positive_weights"]) == len(row["negative_weights"]) == learners
+        assert math.isclose(row["metric_loss"], sum(row["learner_losses"]) / learners, rel_tol=1e-5)
+        assert row["gradient_norm"] > 0
+        boosted = method in ("bier", "activation-bier", "a-bier")
+        assert (row["negative_weights"] != [1.0] * learners) == boosted
+        if method.endswith("-bier"):
+            assert row["row_norm_deviation"] <= 1e-3
+            assert math.isclose(row["loss"], row["metric_loss"] + row["diversity_loss"], rel_tol=1e-5)
+        else:
+            assert "diversity_loss" not in row
+            assert row["loss"] == row["metric_loss"]
+    events = EventAccumulator(str(run))
+    events.Reload()
+    scalars = events.Scalars(f"learner_losses/{learners}")
+    assert [event.step for event in scalars] == [1, 2, 3, 4, 5, 6]
+    assert math.isclose(scalars[2].value, rows[2]["learner_losses"][-1], rel_tol=1e-6)
+    assert "images_per_second" in events.Tags()["scalars"]
+
+
+@pytest.mark.parametrize("method", ["init", "bier"])
+@pytest.mark.parametrize("start", ["activation", "adversarial"])
+def test_a_solved_start_has_rows_of_length_1(features_file: Path, tmp_path: Path, method: str, start: str) -> None:
+    chosen = config(features_file, method, model__start=start)
+    watch = Watch()
+    bench = build(chosen, tmp_path, watch.prepare)
+    drawn = bench.objective.ensemble.weight.detach().clone()
+    assert row_norm_deviation(drawn) > 1e-3
+    solve_start(chosen, bench, watch.prepare)
+    assert row_norm_deviation(bench.objective.ensemble.weight) <= 1e-3
+    assert watch.prepared == {"features for the start", "solving for W"}
+
+
+@pytest.mark.parametrize("method", ["activation-bier", "a-bier"])
+def test_a_loss_that_breaks_ends_the_run(features_file: Path, tmp_path: Path, method: str) -> None:
+    settings = {"train__optimizer": "sgd", "train__learning_rate": 100.0, "diversity__norm_weight": 1000.0}
+    with pytest.raises(TrainingError) as caught:
+        bier.train(config(features_file, method, train__checkpoint_every=1, **settings), tmp_path / "run")
+    message = str(caught.value)
+    assert message.startswith("Step ")
+    assert "\n" not in message
+    assert any(part in message for part in ("diversity loss is", "norm of the gradient is", "weights/", "embeddings"))
+    assert "train.learning_rate" in message
+    kept = complete(tmp_path / "run" / "checkpoints")
+    assert (str(kept[-1]) if kept else "there is no checkpoint yet") in message
+    for path in kept:  # what it calls good is good
+        assert all(torch.isfinite(value).all() for value in read_checkpoint(path).tensors.values())
+
+
+def test_weights_that_break_are_not_saved(features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benches: list[Workbench] = []
+
+    def building(*arguments: Any) -> Workbench:
+        benches.append(build(*arguments))
+        return benches[-1]
+
+    class Poison(Watch):
+        def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+            if step == 8:
+                benches[0].objective.ensemble.weight.data[3, 2] = float("nan")
+
+    monkeypatch.setattr(loop, "build", building)
+    with pytest.raises(TrainingError) as caught:
+        bier.train(config(features_file), tmp_path / "run", observer=Poison())
+    assert str(caught.value).startswith("Step 8: weights/ensemble.weight contains NaN")
+    assert f"the last good checkpoint is {tmp_path / 'run' / 'checkpoints' / 'step-4'}" in str(caught.value)
+    assert [path.name for path in complete(tmp_path / "run" / "checkpoints")] == ["step-4"]
+
+
+def test_ctrl_c_saves_and_the_end_is_the_same(features_file: Path, tmp_path: Path) -> None:
+    chosen = config(features_file, data__validation=0.3)
+    whole = bier.train(chosen, tmp_path / "whole").folder
+    handler = signal.getsignal(signal.SIGINT)
+    stopped = bier.train(chosen, tmp_path / "run", observer=Watch(interrupt_at=6))
+    assert (stopped.step, stopped.interrupted) == (6, True)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert (stopped.folder / "checkpoints" / "step-6").is_dir()
+    assert not (stopped.folder / "model").exists()
+    ended = bier.train(chosen, tmp_path / "run", resume=True)
+    assert not ended.interrupted
+    for name in ("metrics.jsonl", "model/model.safetensors", "checkpoints/step-12/state.safetensors"):
+        assert (whole / name).read_bytes() == (ended.folder / name).read_bytes()
+
+
+def test_the_best_by_validation_is_the_model(features_file: Path, tmp_path: Path) -> None:
+    settings = {"data__validation": 0.4, "train__steps": 40, "train__learning_rate": 0.3}
+    run = bier.train(config(features_file, train__schedule="constant", **settings), tmp_path / "run")
+    values = {row["step"]: row["validation"] for row in read_metrics(run.folder) if "validation" in row}
+    assert sorted(values) == [*range(3, 40, 3), 40]
+    best = max(values.values())
+    assert run.best_validation == best
+    assert run.best_step == min(step for step, value in values.items() if value == best)  # the first of equals
+    kept = {path.name for path in complete(run.folder / "checkpoints")}
+    assert f"step-{run.best_step}" in kept
+    state = read_checkpoint(run.folder / "checkpoints" / f"step-{run.best_step}")
+    assert torch.equal(state.tensors["weights/ensemble.weight"], bier.load(run.folder).ensemble.weight)
+    validation = load_data(config(features_file, **settings))["validation"]
+    vectors = bier.load(run.folder).encode(validation.images)
+    assert math.isclose(bier.recall_at_k(vectors, validation.labels, [1])[1], best)
+
+
+def test_early_stopping(features_file: Path, tmp_path: Path) -> None:
+    settings = {"data__validation": 0.4, "train__steps": 500, "train__patience": 3, "train__learning_rate": 0.3}
+    run = bier.train(config(features_file, train__schedule="constant", **settings), tmp_path / "run")
+    assert run.step < 500
+    assert not run.interrupted
+    assert run.best_step is not None
+    assert run.step == run.best_step + 3 * 3
+    assert json.loads((run.folder / "checkpoints" / f"step-{run.step}" / "state.json").read_text())["standing"]["stale"]
+    again = bier.train(config(features_file, train__schedule="constant", **settings), run.folder, resume=True)
+    assert again.step == run.step  # it does not start to train again
+
+
+def test_patience_needs_validation(features_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'train\.patience' = 2 .*data\.validation"):
+        bier.train(config(features_file, train__patience=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_learning_rate_over_time(features_file: Path) -> None:
+    settings = config(features_file, train__steps=100, train__warmup=10, train__learning_rate=1.0).train
+    assert settings.schedule == "cosine"
+    rates = [loop._learning_rate(settings, step) for step in range(1, 101)]
+    assert rates[:10] == [step / 10 for step in range(1, 11)]
+    assert rates[54] == pytest.approx(0.5)
+    assert rates[-1] == pytest.approx(0.0, abs=1e-12)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_wrong_data_ends_before_any_work(features_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="The backbone 'features'"):
+        bier.train(config(features_file, model__backbone="conv4"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"needs loss\.name="):
+        bier.train(config(features_file, loss__name="cross-entropy"), tmp_path / "run")
+    with pytest.raises(DataError, match="nowhere"):
+        bier.train(config(tmp_path / "nowhere"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
