@@ -80,8 +80,8 @@ class TrainConfig:
     batch_classes: int = setting(8, "classes in a batch", least=2)
     batch_images: int = setting(8, "images of each class in a batch", least=2)
     optimizer: Literal["adam", "sgd"] = setting("adam", "ADAM, or SGD with momentum 0.9")
-    learning_rate: float = setting(3e-5, "of the backbone", least=0)
-    embedding_factor: float = setting(10.0, "times the learning rate for the embedding layer", least=0)
+    learning_rate: float = setting(3e-5, "of the backbone", least=0, most=1e6)
+    embedding_factor: float = setting(10.0, "times the learning rate for the embedding layer", least=0, most=1e6)
     weight_decay: float = setting(2e-4, "decay of all weights", least=0)
     schedule: Literal["constant", "cosine"] = setting("constant", "the learning rate over time")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", least=0)
@@ -149,6 +149,8 @@ class Config:
             raise ConfigError(f"There is no config at {path}.") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+        except OSError as error:
+            raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from None
         flat: dict[str, Any] = {}
         for name, value in content.items():
             if isinstance(value, dict) and name not in RECORDS:

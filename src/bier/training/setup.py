@@ -99,8 +99,7 @@ def build(config: Config, run: Path, progress: Progress) -> Workbench:
         config.diversity.weight,
         config.train.precision,
     )
-    if feed.kept.size == 0:
-        raise DataError(f"None of the {len(part)} training images of '{dataset.name}' can be read.")
+    _check_classes(config, dataset, part.labels[feed.kept])
     sampler = BalancedBatches(
         part.labels[feed.kept],
         config.train.batch_classes,
@@ -120,6 +119,17 @@ def build(config: Config, run: Path, progress: Progress) -> Workbench:
         sampler,
         _validation(config, dataset, backbone),
     )
+
+
+def _check_classes(config: Config, dataset: Dataset, labels: NDArray[np.int64]) -> None:
+    if not len(labels):
+        raise DataError(f"None of the {len(dataset['train'])} training images of '{dataset.name}' can be read.")
+    if (classes := len(np.unique(labels))) < 2:
+        raise DataError(
+            f"Training needs at least 2 classes. Got {classes} in the training part of '{dataset.name}', "
+            f"with data.test_share={config.data.test_share} and data.validation={config.data.validation} held out; "
+            "set data.validation=0 or data.split=inside."
+        )
 
 
 def backbone_for(config: Config, part: Part) -> Backbone:
