@@ -26,9 +26,11 @@ class DataConfig:
     name: str = setting("glyphs", "the data set; see `bier data check --help`")
     root: str = setting("", "its folder or file")
     size: Literal["small", "medium", "large"] = setting("small", "the test set of vehicleid")
+    seed: int = setting(0, "fixes how the data is divided, and the pixels of glyphs", least=0)
     split: Literal["classes", "inside"] = setting("classes", "test classes unseen in training, or a part of each class")
     test_share: float = setting(0.5, "share of the classes that are for testing", least=0, most=1)
     validation: float = setting(0.0, "share of the training classes held out to validate on", least=0, most=0.9)
+    train_classes: int = setting(0, "train on so many classes only, spread evenly over all; 0 for all", least=0)
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
     skip_broken: bool = setting(False, "leave out images that cannot be read")
     cache: str = setting("", "folder of the cache of prepared images; empty for none")
@@ -66,7 +68,7 @@ class LossConfig:
 @dataclass(frozen=True)
 class DiversityConfig:
     name: Literal["none", "activation", "adversarial"] = setting("none", "the auxiliary loss during training")
-    weight: float = setting(1.0, "lambda_div", least=0)
+    weight: float = setting(1e-3, "lambda_div", least=0)
     norm_weight: float = setting(float("inf"), "lambda_w; inf holds the rows of W at length 1 exactly", least=0)
     reduction: Literal["sum", "mean"] = setting("mean", "sums as in the paper, or means as its authors ran it")
     hidden: int = setting(512, "size of the regressors' hidden layer", least=1)
@@ -97,7 +99,7 @@ class TrainConfig:
 class Config:
     """All settings of a run. Sections and keys are those of its config.toml."""
 
-    seed: int = setting(0, "fixes splits, batches, augmentation and initial weights", least=0)
+    seed: int = setting(0, "fixes batches, augmentation and initial weights", least=0)
     method: str = setting("a-bier", "the name under which the settings below were chosen")
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
