@@ -1,0 +1,178 @@
+"""`bier evaluate` as a user runs it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import bier
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbones import build_backbone
+from bier.models.model import Model
+from bier.training import resolve
+from bier.training.setup import load_data
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(features_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A baseline and an ensemble, trained for a few steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    settings = {
+        "data.root": str(features_file),
+        "model.embedding": 12,
+        "train.steps": 5,
+        "train.batch_classes": 3,
+        "train.batch_images": 4,
+        "train.log_every": 1,
+        "train.precision": "float32",
+    }
+    for method in ("baseline", "a-bier"):
+        bier.train(resolve(method, "features", settings), folder / method)
+    return folder
+
+
+def test_the_numbers_and_their_names(cli: Cli, runs: Path, features_file: Path) -> None:
+    code, out, said = cli("evaluate", runs / "a-bier", "--json", "--no-report")
+    assert code == 0, said
+    result = json.loads(out)
+    names = {"ensemble", "ensemble-alpha", "ensemble-sqrt", "learner-1", "learner-2", "learner-3", "prefix-2"}
+    assert names <= result["recall"].keys() <= names | {"prefix-3"}
+    for row in result["recall"].values():
+        assert list(row) == ["1", "2", "4", "8", "16", "32"]
+        assert all(0 <= value <= 100 for value in row.values())
+        assert list(row.values()) == sorted(row.values())
+    assert result["queries"] == result["gallery"] == 72
+    assert {"feature_correlation", "classifier_correlation", "seconds"} <= result.keys()
+    assert not (runs / "a-bier" / "report").exists()
+    test = load_data(bier.Config.from_toml(runs / "a-bier" / "config.toml"))["test"]
+    vectors = bier.load(runs / "a-bier").encode(test.images)
+    assert result["recall"]["ensemble"]["1"] == pytest.approx(bier.recall_at_k(vectors, test.labels, [1])[1])
+
+
+def test_a_report_is_written(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    code, out, said = cli("evaluate", runs / "a-bier")
+    assert (code, out) == (0, "")
+    assert "R@1" in said
+    assert "learner-3" in said
+    assert (runs / "a-bier" / "report" / "index.html").is_file()
+    code, _, said = cli("evaluate", runs / "baseline", "--report", tmp_path / "here")
+    assert code == 0, said
+    assert (tmp_path / "here" / "index.html").is_file()
+
+
+def test_runs_are_compared(cli: Cli, runs: Path) -> None:
+    code, out, said = cli("evaluate", runs / "baseline", runs / "a-bier", "--json")
+    assert code == 0, said
+    result = json.loads(out)["runs"]
+    assert list(result) == [str(runs / "baseline"), str(runs / "a-bier")]
+    assert result[str(runs / "baseline")]["classifier_correlation"] is None
+    assert result[str(runs / "a-bier")]["classifier_correlation"] is not None
+    code, out, said = cli("evaluate", runs / "baseline", runs / "a-bier")
+    assert (code, out) == (0, "")
+    assert "mAP@R" in said
+
+
+def test_a_part(cli: Cli, runs: Path) -> None:
+    code, out, said = cli("evaluate", runs / "a-bier", "--part", "train", "--json", "--no-report")
+    assert code == 0, said
+    assert json.loads(out)["queries"] < 72
+    code, out, said = cli("evaluate", runs / "a-bier", "--part", "tests", "--json")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert "tests" in said
+
+
+def test_a_model_on_a_folder(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    Model(build_backbone("conv4"), EmbeddingEnsemble(512, (4, 8))).save(tmp_path / "model")
+    arguments = ["--data", "folder", "--root", pictures, "--report", tmp_path / "report", "--json"]
+    code, out, said = cli("evaluate", tmp_path / "model", *arguments)
+    assert code == 0, said
+    assert json.loads(out)["queries"] == 32
+    assert (tmp_path / "report" / "index.html").is_file()
+    code, out, said = cli("evaluate", tmp_path / "model", "--json")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert "--data" in said
+
+
+def test_saved_embeddings(cli: Cli, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    labels = [f"class {number // 4}" for number in range(20)]
+    raw = (random.normal(size=(5, 6)).repeat(4, axis=0) + 0.1 * random.normal(size=(20, 6))).astype(np.float32)
+    file = tmp_path / "vectors.safetensors"
+    save_file({"raw": raw, "vectors": raw}, file)
+    about = {"groups": [2, 4], "weighting": "alpha", "labels": labels, "paths": [str(n) for n in range(20)]}
+    file.with_suffix(".json").write_text(json.dumps(about))
+    code, out, said = cli("evaluate", "--embeddings", file, "--report", tmp_path / "report", "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    assert result["groups"] == [2, 4]
+    assert result["recall"]["ensemble"]["1"] > 90
+    assert (tmp_path / "report" / "index.html").is_file()
+
+    for content, expected in (
+        (json.dumps({**about, "labels": None}), "no label"),
+        (json.dumps({**about, "labels": [None] * 20}), "no label"),
+        (json.dumps({"labels": labels}), "damaged"),
+        ("{", "damaged"),
+        ("[]", "damaged"),
+    ):
+        file.with_suffix(".json").write_text(content)
+        code, out, said = cli("evaluate", "--embeddings", file)
+        assert (code, out, len(said.splitlines())) == (2, "", 1), said
+        assert expected in said
+    file.with_suffix(".json").write_text(json.dumps(about))
+    file.write_bytes(file.read_bytes()[:50])
+    code, _, said = cli("evaluate", "--embeddings", file)
+    assert (code, len(said.splitlines())) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "Name one or more runs"),
+        (["run", "--embeddings", "file"], "and not both"),
+        (["nowhere"], "nowhere"),
+        (["--embeddings", "nowhere.safetensors"], "nowhere.safetensors"),
+    ],
+)
+def test_bad_input_is_one_line(
+    cli: Cli, arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, said = cli("evaluate", *arguments)
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert expected in said
+
+
+def test_a_run_that_is_not_finished(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text((runs / "a-bier" / "config.toml").read_text())
+    code, _, said = cli("evaluate", tmp_path)
+    assert (code, len(said.splitlines())) == (2, 1)
+    assert "model" in said
+
+
+def test_classification(cli: Cli, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    root = tmp_path / "cifar-10-batches-bin"
+    root.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        records = random.integers(0, 256, (40, 3073), dtype=np.uint8)
+        records[:, 0] = np.arange(40) % 10
+        (root / f"{name}.bin").write_bytes(records.tobytes())
+    options = ["--data", "cifar10", "--root", root, "--method", "a-bier", "--out", tmp_path / "run"]
+    code, _, said = cli("train", *options, "--set", "train.steps=2", "--set", "train.batch_images=2")
+    assert code == 0, said
+    code, out, said = cli("evaluate", tmp_path / "run", "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    assert result["accuracy"].keys() == {"ensemble", "learner-1", "learner-2", "prefix-2"}
+    assert result["images"] == 40
+    code, _, said = cli("evaluate", tmp_path / "run", tmp_path / "run")
+    assert code == 0
+    assert "accuracy" in said

@@ -1,0 +1,171 @@
+"""`bier train` as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from bier.config import Config
+from bier.training.checkpoint import complete
+from bier.training.record import read_metrics
+
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+Cli = Callable[..., tuple[int, str, str]]
+SMALL = [
+    *("--set", "model.embedding=12", "--set", "diversity.hidden=8", "--set", "data.validation=0"),
+    *("--set", "train.batch_classes=3", "--set", "train.batch_images=3", "--set", "train.log_every=1"),
+]
+
+
+def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    options = ["--data", "features", "--root", features_file, "--method", "bier", "--out", run, *SMALL]
+    code, out, said = cli("train", *options, "--set", "train.steps=4", "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    assert result.pop("seconds") > 0
+    assert result == {
+        "run": str(run),
+        "model": str(run / "model"),
+        "steps": 4,
+        "best_step": None,
+        "best_validation": None,
+    }
+    config = Config.from_toml(run / "config.toml")
+    assert (config.method, config.data.root, config.train.steps) == ("bier", str(features_file), 4)
+    assert {"config.toml", "metrics.jsonl", "checkpoints", "model"} <= {path.name for path in run.iterdir()}
+    assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
+
+    again = tmp_path / "again"
+    code, out, said = cli("train", "--config", run / "config.toml", "--out", again)
+    assert (code, out) == (0, "")
+    assert f"Next: bier evaluate {again}" in said
+    assert (again / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+    code, out, said = cli("train", "--resume", run, "--set", "train.steps=9", "--set", "seed=1")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert "train.steps: 4 / 9" in said
+    assert "seed: 0 / 1" in said
+
+
+def test_the_default_folder_says_what_it_is(
+    cli: Cli, features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--data", "features", "--root", features_file, *SMALL, "--set", "train.steps=1", "--set", "seed=5"]
+    code, _, said = cli("train", *options)
+    assert code == 0, said
+    assert (tmp_path / "runs" / "features-a-bier-5" / "model" / "model.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--method", "abier"], "Did you mean 'a-bier'?"),
+        (["--set", "train.step=5"], "There is no setting 'train.step'. Did you mean 'train.steps'?"),
+        (["--set", "train.steps"], "section.key=value"),
+        (["--set", "train.steps=many"], "The setting 'train.steps' must be a whole number. Got 'many' instead."),
+        (["--set", "model.groups=100-100"], "add up to 'model.embedding' = 512"),
+        (["--data", "flowers"], "Got 'flowers' instead"),
+        (["--data", "folder"], "needs a root"),
+        (["--data", "folder", "--root", "nowhere"], "nowhere"),
+        (["--data", "folder", "--root", "."], "It holds none"),
+        (["--data", "glyphs", "--set", "model.backbone=conv5"], "Got 'conv5' instead. Did you mean conv4"),
+        (["--resume", "nowhere"], "There is no config at nowhere/config.toml"),
+        (["--resume", "nowhere", "--out", "elsewhere"], "leave out --out"),
+        (["--resume", "nowhere", "--method", "bier"], "leave out --method"),
+        (["--config", "nowhere.toml", "--data", "cub"], "leave out --data"),
+        (["--config", "nowhere.toml"], "There is no config at nowhere.toml"),
+        (["--stepss", "4"], "--stepss"),
+    ],
+)
+def test_bad_input_is_one_line(
+    cli: Cli, arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, said = cli("train", *arguments)
+    assert (code, out) == (2, "")
+    assert len(said.splitlines()) == 1, said
+    assert said.startswith("bier: ")
+    assert expected in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_not_overwritten(cli: Cli, features_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("seed = 0\n")
+    code, _, said = cli("train", "--data", "features", "--root", features_file, "--out", tmp_path)
+    assert code == 2
+    assert f"{tmp_path} already holds a run. Resume it with --resume {tmp_path}" in said
+
+
+def test_a_loss_that_breaks(cli: Cli, features_file: Path, tmp_path: Path) -> None:
+    options = ["--data", "features", "--root", features_file, "--method", "a-bier", "--out", tmp_path / "run", *SMALL]
+    options += [
+        "--set",
+        "train.learning_rate=100",
+        "--set",
+        "diversity.norm_weight=1000",
+        "--set",
+        "train.optimizer=sgd",
+    ]
+    code, out, said = cli("train", *options, "--set", "train.checkpoint_every=1")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert said.startswith("bier: Step ")
+    assert "checkpoint" in said
+
+
+def test_a_broken_picture_is_named_and_can_be_skipped(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for name in range(4):
+        (root / f"{name}").mkdir(parents=True)
+        for number in range(1 if name == 0 else 3):  # one class has a single image
+            Image.open(pictures / f"class {name}" / f"{number}.png").save(root / f"{name}" / f"{number}.jpg")
+        broken = root / f"{name}" / "broken.jpg"
+        broken.write_bytes((root / f"{name}" / "0.jpg").read_bytes()[:600])
+    options = ["--data", "folder", "--root", root, *SMALL, "--set", "train.steps=6", "--set", "model.backbone=conv4"]
+    code, out, said = cli("train", *options, "--out", tmp_path / "refused")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert "broken.jpg" in said
+    code, _, said = cli("train", *options, "--out", tmp_path / "run", "--skip-broken")
+    assert code == 0, said
+    code, out, said = cli("evaluate", tmp_path / "run", "--json", "--no-report")  # the run knows that it skips
+    assert code == 0, said
+    assert len(json.loads(out)["skipped"]) == 2
+
+
+def test_ctrl_c_in_a_terminal(features_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "a run"
+    command = [sys.executable, "-m", "bier", "train", "--data", "features", "--root", str(features_file), *SMALL]
+    command += ["--out", str(run), "--set", "train.steps=1000000", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=QUIET)
+    while len(read_metrics(run)) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert out == ""
+    step = read_metrics(run)[-1]["step"]
+    assert said.splitlines() == [
+        f"Stopped at step {step}; a checkpoint is saved. Go on with: bier train --resume '{run}'"
+    ]
+    assert complete(run / "checkpoints")[-1].name == f"step-{step}"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    look = "import sys; from bier.cli import main\ntry: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    for arguments in (["--help"], ["train", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", look, *arguments], capture_output=True, text=True, env=QUIET, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.strip() == "False"
+        assert "train" in done.stdout
+    assert "bier train --resume runs/shop" in done.stdout

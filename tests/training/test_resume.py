@@ -1,0 +1,149 @@
+"""A run that was killed at random moments ends with the very bits of one that never was."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bier
+from bier.config import Config
+from bier.errors import ConfigError, TrainingError
+from bier.training import resolve
+from bier.training.checkpoint import complete
+
+KILLS = 5
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def assert_same_runs(one: Path, other: Path) -> None:
+    """Weights, checkpoints and metrics, to the bit."""
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    assert (one / "config.toml").read_bytes() == (other / "config.toml").read_bytes()
+    for name in ("model.safetensors", "model.json"):
+        assert (one / "model" / name).read_bytes() == (other / "model" / name).read_bytes()
+    steps = [path.name for path in complete(one / "checkpoints")]
+    assert steps == [path.name for path in complete(other / "checkpoints")]
+    for step in steps:
+        mine, theirs = (load_file(run / "checkpoints" / step / "state.safetensors") for run in (one, other))
+        assert mine.keys() == theirs.keys()
+        for name, tensor in mine.items():
+            assert torch.equal(tensor, theirs[name]), f"{step} {name}"
+        values = [(run / "checkpoints" / step / "state.json").read_text() for run in (one, other)]
+        assert values[0] == values[1]
+
+
+def killed_and_whole(config: Config, folder: Path, longest: float) -> None:
+    """Train in folder/broken with kills at KILLS different steps and more, and in folder/whole without."""
+    (folder / "settings.toml").write_text(config.to_toml())
+    script = Path(__file__).with_name("killed_runs.py")
+    arguments = [folder / "settings.toml", folder, KILLS, 0, longest]
+    done = subprocess.run(
+        [sys.executable, script, *map(str, arguments)], capture_output=True, text=True, env=QUIET, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    resumed_at: list[int] = json.loads(done.stdout)
+    assert len({*resumed_at} - {0}) == KILLS
+    assert resumed_at == sorted(resumed_at)
+
+
+def test_killed_on_image_files_with_workers_and_validation(pictures: Path, tmp_path: Path) -> None:
+    settings = {
+        "data.root": str(pictures),
+        "data.validation": 0.5,
+        "data.workers": 2,
+        "data.augment": "strong",
+        "model.backbone": "conv4",
+        "model.embedding": 24,
+        "diversity.hidden": 16,
+        "train.steps": 120,
+        "train.batch_classes": 2,
+        "train.batch_images": 4,
+        "train.learning_rate": 1e-3,
+        "train.schedule": "cosine",
+        "train.warmup": 5,
+        "train.log_every": 2,
+        "train.checkpoint_every": 3,
+        "train.validate_every": 7,
+    }
+    killed_and_whole(resolve("a-bier", "folder", settings), tmp_path, longest=0.1)
+    assert_same_runs(tmp_path / "whole", tmp_path / "broken")
+    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["step"] for row in rows} == {*range(2, 121, 2), *range(7, 121, 7)}
+    half_written = [path.name for path in (tmp_path / "broken" / "checkpoints").glob(".*")]
+    assert half_written == []
+
+
+def test_killed_with_momentum_and_a_solved_start(features_file: Path, tmp_path: Path) -> None:
+    settings = {
+        "data.root": str(features_file),
+        "model.embedding": 12,
+        "train.steps": 400,
+        "train.batch_classes": 3,
+        "train.batch_images": 4,
+        "train.optimizer": "sgd",
+        "train.log_every": 1,
+        "train.checkpoint_every": 5,
+        "train.keep_checkpoints": 1,
+    }
+    killed_and_whole(resolve("bier", "features", settings), tmp_path, longest=0.04)
+    assert_same_runs(tmp_path / "whole", tmp_path / "broken")
+
+
+def small(root: Path, **settings: Any) -> Config:
+    given = {"data.root": str(root), "model.embedding": 12, "diversity.hidden": 8, "train.steps": 6}
+    given |= {"train.batch_classes": 3, "train.batch_images": 3, "train.checkpoint_every": 2, "train.log_every": 1}
+    return resolve("a-bier", "features", given | settings)
+
+
+def test_a_finished_run_can_be_resumed_and_nothing_changes(features_file: Path, tmp_path: Path) -> None:
+    config = small(features_file)
+    bier.train(config, tmp_path / "run")
+    bier.train(config, tmp_path / "whole")
+    again = bier.train(config, tmp_path / "run", resume=True)
+    assert (again.step, again.interrupted) == (6, False)
+    assert_same_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_another_config_is_refused_with_the_keys(features_file: Path, tmp_path: Path) -> None:
+    bier.train(small(features_file), tmp_path / "run")
+    with pytest.raises(ConfigError) as caught:
+        bier.train(small(features_file, **{"train.steps": 9, "seed": 3}), tmp_path / "run", resume=True)
+    assert "seed: 0 / 3" in str(caught.value)
+    assert "train.steps: 6 / 9" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_is_not_overwritten_and_a_missing_one_not_resumed(features_file: Path, tmp_path: Path) -> None:
+    config = small(features_file)
+    bier.train(config, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"already holds a run\. Resume it with --resume"):
+        bier.train(config, tmp_path / "run")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="There is no run to resume at"):
+        bier.train(config, tmp_path / "elsewhere", resume=True)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_damaged_checkpoint_is_one_line_and_the_one_before_serves(features_file: Path, tmp_path: Path) -> None:
+    config = small(features_file)
+    bier.train(config, tmp_path / "whole")
+    bier.train(config, tmp_path / "run")
+    newest = complete(tmp_path / "run" / "checkpoints")[-1]
+    weights = newest / "state.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(TrainingError) as caught:
+        bier.train(config, tmp_path / "run", resume=True)
+    assert str(newest) in str(caught.value)
+    assert "remove it to go on from the one before" in str(caught.value)
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    bier.train(config, tmp_path / "run", resume=True)
+    assert_same_runs(tmp_path / "whole", tmp_path / "run")
