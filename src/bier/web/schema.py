@@ -1,0 +1,78 @@
+"""The JSON of the API, as OpenAPI describes it."""
+
+from pydantic import BaseModel, Field
+
+Recall = dict[str, float]
+
+
+class ErrorDetail(BaseModel):
+    code: str
+    message: str = Field(description="One sentence for people.")
+
+
+class Error(BaseModel):
+    error: ErrorDetail
+
+
+class Prefix(BaseModel):
+    """The first learners together, as an ensemble of their own."""
+
+    learners: int
+    dimension: int = Field(description="Numbers in the vector.")
+    bytes: int = Field(description="Of the vector as float32.")
+    recall: Recall | None = Field(description="Percent by K: {'1': 57.5}; null where it was not measured.")
+
+
+class Learner(BaseModel):
+    learner: int
+    dimension: int
+    recall: Recall | None
+
+
+class UploadLimits(BaseModel):
+    bytes: int
+    pixels: int
+
+
+class Status(BaseModel):
+    title: str
+    images: int
+    classes: int
+    groups: list[int]
+    dimension: int
+    prefixes: list[Prefix]
+    learners: list[Learner]
+    queries: int | None = Field(description="Images that recall was measured with.")
+    backbone: str
+    upload: UploadLimits
+    report: bool = Field(description="Whether /report/ has the report of the run.")
+    version: str = Field(description="Changes with every start; append it to image addresses to let them be cached.")
+
+
+class Thing(BaseModel):
+    id: str
+    label: str | None
+
+
+class Browsed(BaseModel):
+    matching: int
+    images: list[Thing]
+
+
+class Hit(Thing):
+    score: float = Field(description="The dot product of the two vectors.")
+    similarity: float = Field(description="The cosine: 1 for the same picture.")
+    right: bool | None = Field(description="Whether the label is the query's; null where either is unknown.")
+
+
+class Row(BaseModel):
+    name: str = Field(description="'ensemble', or 'learner-1' and so on.")
+    learners: list[int] = Field(description="The learners that are compared, numbered from 1.")
+    dimension: int
+    results: list[Hit]
+
+
+class Answer(BaseModel):
+    query: Thing
+    rows: list[Row]
+    milliseconds: dict[str, float] = Field(description="'encode' and 'search'.")

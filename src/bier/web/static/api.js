@@ -1,0 +1,51 @@
+// Requests to the server; every failure becomes a Problem with a sentence for people.
+
+export class Problem extends Error {
+  constructor(code, message, again = false) {
+    super(message);
+    this.code = code;
+    this.again = again; // whether the same request may work later
+  }
+}
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("gone", "The server does not answer. Is it still running?", true);
+  }
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    // an answer that is no JSON is an error either way
+  }
+  if (response.ok && body) return body;
+  const { code = "http", message = `The server answered with an error (${response.status}).` } = body?.error ?? {};
+  throw new Problem(code, message, [429, 500, 502, 503].includes(response.status));
+}
+
+export const status = () => ask("api/status");
+
+export const browse = (count, seed, label, signal) =>
+  ask(`api/browse?${new URLSearchParams({ count, seed, label })}`, { signal });
+
+export const search = (id, options, signal) => ask(`api/search?${new URLSearchParams({ id, ...options })}`, { signal });
+
+export function upload(file, options, signal) {
+  const form = new FormData();
+  form.append("image", file);
+  return ask(`api/search?${new URLSearchParams(options)}`, { method: "POST", body: form, signal });
+}
+
+let version = "";
+
+export function keepPictures(text) {
+  version = text;
+}
+
+// Ids may hold slashes, which stay; everything else that means something in an address is escaped.
+export const picture = (id, size = 256) =>
+  `api/image/${id.split("/").map(encodeURIComponent).join("/")}?size=${size}&v=${version}`;

@@ -1,0 +1,60 @@
+// The slider that cuts the ensemble to its first learners.
+
+import { element } from "./tiles.js";
+
+const byId = (id) => document.getElementById(id);
+const slider = byId("learners");
+
+const bytes = (count) => (count < 1024 ? `${count} bytes` : `${(count / 1024).toFixed(1)} kB`);
+
+export function prepare(status, changed) {
+  const count = status.groups.length;
+  slider.max = count;
+  slider.value = count;
+  byId("cut").hidden = count < 2 || status.images === 0;
+  byId("cut-ticks").replaceChildren(...status.groups.map((_, m) => element("span", { textContent: m + 1 })));
+  const measured = status.queries !== null;
+  byId("cut-recall-box").hidden = !measured;
+  byId("cut-bars").hidden = !measured;
+  byId("cut-note").textContent = measured
+    ? `Recall@1: how often the nearest of the other images has the same label, over ${status.queries.toLocaleString("en")} images.`
+    : "Recall is not known: the images have no labels that two of them share.";
+  if (measured) {
+    const highest = Math.max(...status.prefixes.map((prefix) => prefix.recall["1"]), 1);
+    byId("cut-bars").replaceChildren(
+      ...status.prefixes.map((prefix) => {
+        const bar = element("div");
+        bar.style.height = `${Math.max(4, (100 * prefix.recall["1"]) / highest)}%`;
+        return bar;
+      }),
+    );
+  }
+  byId("cut").addEventListener("submit", (event) => event.preventDefault());
+  slider.addEventListener("input", () => {
+    describe(status, Number(slider.value));
+    changed(Number(slider.value));
+  });
+}
+
+export const chosen = () => Number(slider.value);
+
+export function describe(status, learners) {
+  const all = status.prefixes.at(-1);
+  const now = status.prefixes[learners - 1];
+  slider.value = learners;
+  const words = `${learners} of ${status.groups.length} learners`;
+  byId("cut-count").textContent = words;
+  slider.setAttribute("aria-valuetext", words);
+  const share = Math.round((100 * now.dimension) / all.dimension);
+  fact("cut-size", `${now.dimension} numbers`, `${bytes(now.bytes)}, ${share} % of the whole`);
+  if (now.recall) {
+    const change = now.recall["1"] - all.recall["1"];
+    const text = now === all ? "all learners" : `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} to all learners`;
+    fact("cut-recall", `${now.recall["1"].toFixed(1)} %`, text);
+    [...byId("cut-bars").children].forEach((bar, m) => bar.classList.toggle("now", m === learners - 1));
+  }
+}
+
+function fact(id, large, small) {
+  byId(id).replaceChildren(large, element("small", { textContent: small }));
+}

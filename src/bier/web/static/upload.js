@@ -1,0 +1,49 @@
+// One's own picture: chosen, dropped or pasted.
+
+const drop = document.getElementById("drop");
+const input = document.getElementById("file");
+
+export function prepare(take) {
+  input.addEventListener("change", () => {
+    if (input.files[0]) take(input.files[0]);
+    input.value = ""; // so that the same file can be chosen again
+  });
+  let depth = 0;
+  const holdsFile = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
+  document.addEventListener("dragenter", (event) => {
+    if (!holdsFile(event)) return;
+    depth += 1;
+    drop.classList.add("over");
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!holdsFile(event)) return;
+    depth = Math.max(0, depth - 1);
+    drop.classList.toggle("over", depth > 0);
+  });
+  document.addEventListener("dragover", (event) => {
+    if (holdsFile(event)) event.preventDefault();
+  });
+  document.addEventListener("drop", (event) => {
+    depth = 0;
+    drop.classList.remove("over");
+    if (!holdsFile(event)) return;
+    event.preventDefault();
+    const [file] = event.dataTransfer.files;
+    if (file) take(file);
+  });
+  document.addEventListener("paste", (event) => {
+    const [file] = event.clipboardData?.files ?? [];
+    if (file) take(file);
+  });
+}
+
+// What can be said without sending it; null if it may be sent.
+export function refusal(file, limits) {
+  const most = limits.bytes / 2 ** 20;
+  if (file.size > limits.bytes) {
+    return `“${file.name}” has ${(file.size / 2 ** 20).toFixed(1)} MB; a picture may have at most ${most} MB.`;
+  }
+  if (file.size === 0) return `“${file.name}” is empty.`;
+  if (file.type && !file.type.startsWith("image/")) return `“${file.name}” is not a picture.`;
+  return null;
+}
