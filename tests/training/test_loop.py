@@ -82,7 +82,8 @@ def test_a_run_is_repeated_from_its_config_alone(features_file: Path, tmp_path: 
 @pytest.mark.parametrize("method", ["baseline", "init", "bier", "activation-bier", "a-bier"])
 def test_metrics_of_every_method(features_file: Path, tmp_path: Path, method: str) -> None:
     learners = 1 if method == "baseline" else 3
-    run = bier.train(config(features_file, method, train__steps=6), tmp_path / "run").folder
+    chosen = config(features_file, method, train__steps=6)
+    run = bier.train(chosen, tmp_path / "run").folder
     rows = read_metrics(run)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     for row in rows:
@@ -93,7 +94,9 @@ def test_metrics_of_every_method(features_file: Path, tmp_path: Path, method: st
         assert (row["negative_weights"] != [1.0] * learners) == boosted
         if method.endswith("-bier"):
             assert row["row_norm_deviation"] <= 1e-3
-            assert math.isclose(row["loss"], row["metric_loss"] + row["diversity_loss"], rel_tol=1e-5)
+            diversity = chosen.diversity.weight * row["diversity_loss"]
+            assert math.isclose(row["loss"], row["metric_loss"] + diversity, rel_tol=1e-5)
+            assert row["diversity_gradient_on_w"] > 0
         else:
             assert "diversity_loss" not in row
             assert row["loss"] == row["metric_loss"]
@@ -120,7 +123,7 @@ def test_a_solved_start_has_rows_of_length_1(features_file: Path, tmp_path: Path
 
 @pytest.mark.parametrize("method", ["activation-bier", "a-bier"])
 def test_a_loss_that_breaks_ends_the_run(features_file: Path, tmp_path: Path, method: str) -> None:
-    settings = {"train__optimizer": "sgd", "train__learning_rate": 100.0, "diversity__norm_weight": 1000.0}
+    settings = {"train__optimizer": "sgd", "train__learning_rate": 100.0, "diversity__norm_weight": 1e6}
     with pytest.raises(TrainingError) as caught:
         bier.train(config(features_file, method, train__checkpoint_every=1, **settings), tmp_path / "run")
     message = str(caught.value)
@@ -222,3 +225,19 @@ def test_wrong_data_ends_before_any_work(features_file: Path, tmp_path: Path) ->
     with pytest.raises(DataError, match="nowhere"):
         bier.train(config(tmp_path / "nowhere"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_fewer_training_classes(features_file: Path) -> None:
+    everything, fewer = (load_data(config(features_file, data__train_classes=count)) for count in (0, 3))
+    assert len(everything["train"].classes) == 6
+    assert [name in everything["train"].classes for name in fewer["train"].classes] == [True] * 3
+    assert len(fewer["train"]) == 36
+    assert fewer["test"].classes == everything["test"].classes
+    with pytest.raises(ConfigError, match=r"'data\.train_classes' = 7 .* 6 classes"):
+        load_data(config(features_file, data__train_classes=7))
+
+
+def test_the_split_does_not_follow_the_seed_of_the_weights(features_file: Path) -> None:
+    first, second = (load_data(config(features_file, seed=seed))["test"].classes for seed in (0, 1))
+    other = load_data(config(features_file, data__seed=1))["test"].classes
+    assert first == second != other
