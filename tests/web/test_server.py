@@ -1,0 +1,278 @@
+"""The API, asked as a client asks it."""
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from starlette.testclient import TestClient
+
+from bier import Index, Model
+from bier.errors import DataError, ModelError
+from bier.images import decode
+from bier.web.collection import Collection
+from bier.web.limits import Limits
+from bier.web.server import STATIC, create_app
+
+GENEROUS = Limits(rate=1000, burst=10_000)
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def client(collection: Collection, report: Path) -> TestClient:
+    return TestClient(create_app(collection, GENEROUS, report), base_url="http://localhost")
+
+
+def send(client: TestClient, data: bytes, **options: Any) -> Any:
+    return client.post("/api/search", files={"image": ("picture.png", data)}, params=options)
+
+
+def code(response: Any) -> tuple[int, str]:
+    assert list(response.json()) == ["error"]
+    assert response.json()["error"]["message"].endswith(".")
+    return response.status_code, response.json()["error"]["code"]
+
+
+def test_status_says_what_there_is(client: TestClient, collection: Collection) -> None:
+    status = client.get("/api/status").json()
+    assert (status["images"], status["classes"], status["groups"]) == (48, 6, [8, 16, 24])
+    assert [prefix["dimension"] for prefix in status["prefixes"]] == [8, 24, 48]
+    assert [prefix["bytes"] for prefix in status["prefixes"]] == [32, 96, 192]
+    assert status["report"] is True
+    assert status["queries"] == 48
+
+
+def test_recall_of_every_prefix_is_that_of_a_naive_search(client: TestClient, index: Index) -> None:
+    status = client.get("/api/status").json()
+    vectors = index.vectors(index.ids)
+    labels = np.array([entry.label for entry in index.entries(index.ids)])
+    spans = {"prefixes": [(0, 8), (0, 24), (0, 48)], "learners": [(0, 8), (8, 24), (24, 48)]}
+    for name, parts in spans.items():
+        for known, (start, stop) in zip(status[name], parts, strict=True):
+            scores = vectors[:, start:stop] @ vectors[:, start:stop].T
+            np.fill_diagonal(scores, -np.inf)
+            order = np.argsort(-scores, axis=1)
+            for k in (1, 4):
+                right = (labels[order[:, :k]] == labels[:, None]).any(axis=1)
+                assert known["recall"][str(k)] == pytest.approx(100 * right.mean(), abs=1e-2)
+
+
+def test_search_by_id_gives_the_ensemble_and_every_learner(client: TestClient, index: Index) -> None:
+    answer = client.get("/api/search", params={"id": "kind 2/3.png", "k": 5}).json()
+    assert answer["query"] == {"id": "kind 2/3.png", "label": "kind 2"}
+    assert [row["name"] for row in answer["rows"]] == ["ensemble", "learner-1", "learner-2", "learner-3"]
+    vector = index.vectors(["kind 2/3.png"])[0]
+    for row, learners in zip(answer["rows"], (None, [1], [2], [3]), strict=True):
+        found = index.search(vector, 6, learners=learners)
+        best = [one for one in found.ids.tolist() if one != "kind 2/3.png"][:5]
+        assert [hit["id"] for hit in row["results"]] == best
+        for hit in row["results"]:
+            assert hit["right"] == (hit["label"] == "kind 2")
+            assert -1 <= hit["similarity"] <= 1
+
+
+def test_similarity_is_the_cosine(client: TestClient, index: Index) -> None:
+    rows = client.get("/api/search", params={"id": "kind 0/0.png", "learners": 2, "k": 3}).json()["rows"]
+    query = index.vectors(["kind 0/0.png"])[0]
+    for row, (start, stop) in zip(rows, ((0, 24), (0, 8), (8, 24), (24, 48)), strict=True):
+        assert row["dimension"] == stop - start
+        for hit in row["results"]:
+            other = index.vectors([hit["id"]])[0][start:stop]
+            cosine = other @ query[start:stop] / np.linalg.norm(other) / np.linalg.norm(query[start:stop])
+            assert hit["similarity"] == pytest.approx(cosine, abs=1e-4)
+
+
+def test_the_ensemble_can_be_cut_and_asked_alone(client: TestClient, index: Index) -> None:
+    for learners in (1, 2, 3):
+        options = {"id": "kind 1/1.png", "learners": learners, "rows": "ensemble", "k": 4}
+        [row] = client.get("/api/search", params=options).json()["rows"]
+        assert row["learners"] == list(range(1, learners + 1))
+        found = index.search(index.vectors(["kind 1/1.png"])[0], 5, learners=learners)
+        assert [hit["id"] for hit in row["results"]] == [one for one in found.ids.tolist() if one != "kind 1/1.png"][:4]
+
+
+def test_a_shortlist_is_the_funnel(client: TestClient, index: Index) -> None:
+    options = {"id": "kind 1/1.png", "rows": "ensemble", "k": 4, "shortlist": 9}
+    [row] = client.get("/api/search", params=options).json()["rows"]
+    found = index.search(index.vectors(["kind 1/1.png"])[0], 5, shortlist=9)
+    assert [hit["id"] for hit in row["results"]] == [one for one in found.ids.tolist() if one != "kind 1/1.png"][:4]
+
+
+def test_an_upload_finds_itself_and_is_remembered(
+    client: TestClient, pixels: NDArray[np.uint8], collection: Collection
+) -> None:
+    answer = send(client, png(pixels[19]), k=3).json()
+    best = answer["rows"][0]["results"][0]
+    assert (best["id"], best["right"]) == ("kind 2/3.png", None)
+    assert best["similarity"] == pytest.approx(1, abs=1e-3)
+    assert answer["query"]["id"].startswith("upload:")
+    again = client.get("/api/search", params={"id": answer["query"]["id"], "k": 3}).json()
+    assert again["rows"] == answer["rows"]
+    picture = client.get(f"/api/image/{answer['query']['id']}")
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(picture.content))), pixels[19])
+    assert code(client.get("/api/search", params={"id": "upload:none"})) == (404, "forgotten")
+
+
+def test_old_uploads_are_forgotten(index: Index, model: Model, pixels: NDArray[np.uint8]) -> None:
+    small = Collection(index, model, lambda one: Image.new("RGB", (8, 8)), uploads=2)
+    names = [small.upload(png(pixels[row])).name for row in range(3)]
+    assert [small.find(name) is None for name in names] == [True, False, False]
+
+
+def test_images_are_those_of_the_collection_and_no_others(
+    client: TestClient, pixels: NDArray[np.uint8], report: Path
+) -> None:
+    answer = client.get("/api/image/kind 2/3.png")
+    assert answer.headers["content-type"] == "image/png"
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(answer.content))), pixels[19])
+    assert "immutable" in client.get("/api/image/kind 2/3.png?v=1").headers["cache-control"]
+    for other in ("kind 9/9.png", "../secret.txt", "%2e%2e/secret.txt", "/etc/passwd", str(report / "index.html"), "0"):
+        assert client.get(f"/api/image/{other}").status_code == 404, other
+    assert client.get("/api/image/kind 2/3.png?size=9999").status_code == 422
+    for path in (
+        "/report/../secret.txt",
+        "/report/%2e%2e/secret.txt",
+        "/static/../server.py",
+        "/static/%2e%2e/server.py",
+    ):
+        assert client.get(path).status_code == 404, path
+
+
+def test_a_picture_whose_file_is_gone(index: Index, model: Model) -> None:
+    def gone(one: str | int) -> Image.Image:
+        raise DataError(f"Cannot read {one}.")
+
+    client = TestClient(create_app(Collection(index, model, gone), GENEROUS), base_url="http://localhost")
+    assert code(client.get("/api/image/kind 2/3.png")) == (410, "gone")
+
+
+def test_browsing(client: TestClient) -> None:
+    every = client.get("/api/browse", params={"count": 100}).json()
+    assert (every["matching"], len({one["id"] for one in every["images"]})) == (48, 48)
+    first = client.get("/api/browse", params={"count": 5, "seed": 1}).json()
+    assert first == client.get("/api/browse", params={"count": 5, "seed": 1}).json()
+    assert first != client.get("/api/browse", params={"count": 5, "seed": 2}).json()
+    some = client.get("/api/browse", params={"label": "KIND 3"}).json()
+    assert some["matching"] == 8
+    assert {one["label"] for one in some["images"]} == {"kind 3"}
+    assert client.get("/api/browse", params={"label": "zebra"}).json() == {"matching": 0, "images": []}
+
+
+def test_what_is_no_picture_is_refused(
+    client: TestClient, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = png(pixels[0])
+    assert code(send(client, b"hello, I am text")) == (415, "not_a_picture")
+    assert code(send(client, whole[: len(whole) // 2])) == (422, "broken_picture")
+    assert code(send(client, b"")) == (422, "broken_picture")
+    assert code(client.post("/api/search")) == (422, "invalid")
+    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
+    assert code(send(client, whole)) == (413, "too_many_pixels")
+
+
+def test_large_uploads_are_refused_however_they_come(collection: Collection) -> None:
+    client = TestClient(create_app(collection, Limits(upload_bytes=50_000)), base_url="http://localhost")
+    assert code(send(client, b"x" * 100_000)) == (413, "too_large")
+    assert code(send(client, b"x" * 55_000)) == (413, "too_large")
+
+    def streamed() -> Iterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="image"; filename="a.png"\r\n\r\n'
+        for _ in range(100):
+            yield b"x" * 10_000
+
+    form = {"content-type": "multipart/form-data; boundary=b"}
+    assert code(client.post("/api/search", content=streamed(), headers=form)) == (413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({"id": "kind 0/0.png", "k": 0}, 422),
+        ({"id": "kind 0/0.png", "k": 101}, 422),
+        ({"id": "kind 0/0.png", "learners": 4}, 422),
+        ({"id": "kind 0/0.png", "learners": 0}, 422),
+        ({"id": "kind 0/0.png", "shortlist": 2}, 422),
+        ({"id": "kind 0/0.png", "rows": "some"}, 422),
+        ({}, 422),
+        ({"id": "kind 0/9.png"}, 404),
+    ],
+)
+def test_bad_questions_get_a_clear_answer(client: TestClient, options: dict[str, Any], status: int) -> None:
+    answer = client.get("/api/search", params=options)
+    assert code(answer) == (status, "invalid" if status == 422 else "unknown_id")
+
+
+def test_the_rate_is_limited(collection: Collection) -> None:
+    client = TestClient(create_app(collection, Limits(rate=0.5, burst=3)), base_url="http://localhost")
+    answers = [client.get("/api/search", params={"id": "kind 0/0.png"}) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429, 429]
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert code(answers[-1]) == (429, "too_many")
+    assert client.get("/").status_code == 200
+
+
+def test_other_hosts_and_origins_are_turned_away(client: TestClient, collection: Collection) -> None:
+    for host, status in (("localhost:8000", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("evil.example", 421)):
+        assert client.get("/api/status", headers={"host": host}).status_code == status, host
+    assert client.get("/api/status", headers={"origin": "http://evil.example"}).status_code == 403
+    assert client.get("/api/status", headers={"origin": "http://localhost"}).status_code == 200
+    anywhere = TestClient(create_app(collection, GENEROUS, hosts=None), base_url="http://shop.example")
+    assert anywhere.get("/api/status").status_code == 200
+
+
+def test_headers_keep_everything_at_home(client: TestClient) -> None:
+    for path in ("/", "/static/main.js", "/api/status", "/report/", "/nowhere"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'" if path != "/report/" else "default-src 'none'")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_openapi_is_there_and_the_pages_that_load_from_elsewhere_are_not(client: TestClient) -> None:
+    assert {"/api/search", "/api/status", "/api/browse", "/api/image/{name}"} <= set(
+        client.get("/openapi.json").json()["paths"]
+    )
+    assert client.get("/docs").status_code == 404
+    assert client.get("/redoc").status_code == 404
+
+
+def test_the_report_is_one_click_away(client: TestClient, collection: Collection) -> None:
+    assert "The report of the run" in client.get("/report/").text
+    assert client.get("/report").url.path == "/report/"
+    without = TestClient(create_app(collection, GENEROUS), base_url="http://localhost")
+    assert without.get("/api/status").json()["report"] is False
+    assert without.get("/report/").status_code == 404
+
+
+def test_the_page_names_no_other_place() -> None:
+    for file in STATIC.iterdir():
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|//[a-z]+\.", text), file.name
+        assert len(text.splitlines()) <= 300
+
+
+def test_an_empty_collection(model: Model) -> None:
+    empty = Collection(
+        Index.build(np.empty((0, 48), np.float32), groups=model.groups), model, lambda one: Image.new("RGB", (1, 1))
+    )
+    client = TestClient(create_app(empty, GENEROUS), base_url="http://localhost")
+    status = client.get("/api/status").json()
+    assert (status["images"], status["queries"], status["prefixes"][0]["recall"]) == (0, None, None)
+    assert client.get("/api/browse").json() == {"matching": 0, "images": []}
+
+
+def test_a_model_with_other_learners_is_refused(model: Model) -> None:
+    other = Index.build(np.eye(48, dtype=np.float32), groups=(24, 24))
+    with pytest.raises(ModelError, match=r"must have the learners of the collection, \(24, 24\)"):
+        Collection(other, model, lambda one: Image.new("RGB", (1, 1)))
