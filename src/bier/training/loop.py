@@ -21,7 +21,7 @@ from bier.training.checkpoint import Checkpoint
 from bier.training.finish import measure, save_model
 from bier.training.interrupt import stop_requests
 from bier.training.objective import Objective, ObjectiveParts
-from bier.training.setup import Workbench, build, solve_start
+from bier.training.setup import MetricBuilder, Workbench, build, solve_start
 
 
 class Observer(Protocol):
@@ -72,18 +72,25 @@ class Standing:
 
 
 def train(
-    config: Config, out: str | Path | None = None, *, resume: bool = False, observer: Observer | None = None
+    config: Config,
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    observer: Observer | None = None,
+    metric: MetricBuilder | None = None,
 ) -> Run:
     """Train what `config` says and leave a run folder: config, metrics, checkpoints, model.
 
     out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
     from its newest checkpoint and ends with the very weights and metrics that an uninterrupted run has.
+    metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
+    module that takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
     """
     run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
     observer = observer or Silent()
     with distributed.process_group():
         _check_folder(run, config, resume)
-        bench = build(config, run, observer.prepare)
+        bench = build(config, run, observer.prepare, metric)
         optimizer = _optimizer(config, bench.objective)
         standing = _start_or_restore(run, config, bench, optimizer, observer)
         interrupted = False

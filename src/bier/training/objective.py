@@ -35,7 +35,7 @@ class Objective(nn.Module):
         self,
         network: nn.Module,
         ensemble: EmbeddingEnsemble,
-        metric: BoostedLoss | BoostedClassifier,
+        metric: nn.Module,  # gives BoostedParts
         diversity: ActivationLoss | AdversarialLoss | None,
         lambda_div: float,
         precision: str = "float32",
@@ -56,7 +56,7 @@ class Objective(nn.Module):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> ObjectiveParts:
         features = gather(self.features(inputs))  # of the whole batch: the losses span all processes
-        metric = self.metric(self.ensemble(features), gather(labels))
+        metric: BoostedParts = self.metric(self.ensemble(features), gather(labels))
         if self.diversity is None:
             nothing = metric.total.new_zeros(())
             return ObjectiveParts(metric.total, metric, nothing, nothing)

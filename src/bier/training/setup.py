@@ -30,6 +30,7 @@ from bier.training.objective import Objective, diversity_loss, metric_loss
 EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
 Progress = Callable[[str, int, int], None]
+MetricBuilder = Callable[[int, int], nn.Module]  # (size of the embedding, number of classes) -> a loss
 
 
 @dataclass
@@ -92,7 +93,7 @@ def _fewer_classes(dataset: Dataset, count: int) -> Dataset:
     return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_classes": count})
 
 
-def build(config: Config, run: Path, progress: Progress) -> Workbench:
+def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder | None = None) -> Workbench:
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
@@ -105,7 +106,7 @@ def build(config: Config, run: Path, progress: Progress) -> Workbench:
     objective = Objective(
         network,
         ensemble,
-        metric_loss(config, groups, len(part.classes)),
+        metric(sum(groups), len(part.classes)) if metric else metric_loss(config, groups, len(part.classes)),
         diversity_loss(config, config.diversity.name, groups),
         config.diversity.weight,
         config.train.precision,
