@@ -263,7 +263,7 @@ def _start_or_restore(
     random = state.tensors["random"]
     if len(random) != distributed.world():
         raise ConfigError(f"The run was made by {len(random)} processes and must go on with as many.")
-    torch.set_rng_state(random[distributed.rank()].contiguous())
+    torch.set_rng_state(random[distributed.rank()].clone())  # torch reads a row of a matrix from the matrix' start
     return Standing(**state.values["standing"])
 
 
