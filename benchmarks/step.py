@@ -104,7 +104,7 @@ def peak_memory() -> float:
 
 
 def contend(name: str, classes: int, images: int, threads: int) -> None:
-    """One step for each line on standard input; answers with its seconds, those of the processor, and the peak memory."""
+    """One step for each line on standard input; answers with seconds, processor seconds and peak memory."""
     import torch
 
     torch.set_num_threads(threads)
