@@ -23,8 +23,8 @@ export function prepare(status, changed) {
     const highest = Math.max(...status.prefixes.map((prefix) => prefix.recall["1"]), 1);
     byId("cut-bars").replaceChildren(
       ...status.prefixes.map((prefix) => {
-        const bar = element("div");
-        bar.style.height = `${Math.max(4, (100 * prefix.recall["1"]) / highest)}%`;
+        const bar = element("div", { textContent: prefix.recall["1"].toFixed(1) });
+        bar.style.height = `${Math.max(38, (100 * prefix.recall["1"]) / highest)}%`;
         return bar;
       }),
     );
@@ -46,7 +46,7 @@ export function describe(status, learners) {
   byId("cut-count").textContent = words;
   slider.setAttribute("aria-valuetext", words);
   const share = Math.round((100 * now.dimension) / all.dimension);
-  fact("cut-size", `${now.dimension} numbers`, `${bytes(now.bytes)}, ${share} % of the whole`);
+  fact("cut-size", `${now.dimension} numbers`, now === all ? bytes(now.bytes) : `${bytes(now.bytes)}, ${share} % of all`);
   if (now.recall) {
     const change = now.recall["1"] - all.recall["1"];
     const text = now === all ? "all learners" : `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} to all learners`;

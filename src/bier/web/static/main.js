@@ -34,6 +34,7 @@ const learnersNow = () => Math.min(Math.max(place.read().learners ?? cut.chosen(
 
 function showQuery(thing, source = api.picture(thing.id, 640)) {
   shown = thing;
+  document.body.classList.remove("start");
   byId("query").hidden = false;
   byId("hint").hidden = true;
   byId("query-image").src = source;
@@ -43,6 +44,8 @@ function showQuery(thing, source = api.picture(thing.id, 640)) {
 
 function showNothing() {
   shown = null;
+  document.body.classList.add("start");
+  document.title = "bier";
   byId("query").hidden = true;
   byId("hint").hidden = false;
   if (status.images === 0) {
@@ -102,6 +105,7 @@ function showAnswer(answer, learners) {
   const held = document.activeElement?.closest?.("#results") !== null;
   showQuery(answer.query);
   rows.show(answer, status, learners);
+  byId("told").textContent = `${answer.rows[0].results.length} nearest images to ${answer.query.label ?? "your picture"}`;
   document.title = `${answer.query.label ?? "Your picture"} · bier`;
   if (held) byId("results").focus({ preventScroll: true });
   if (byId("query").getBoundingClientRect().top < 0) scrollTo({ top: 0, behavior: "smooth" });

@@ -1,0 +1,113 @@
+"""`bier serve`, run as a user runs it: in a process of its own, asked over HTTP, ended with Ctrl-C."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from bier import EmbeddingEnsemble, Index, Model
+from bier.models.backbones import build_backbone
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """A run on a folder of pictures, as `bier train` leaves it."""
+    from bier.config import Config
+
+    torch.manual_seed(0)
+    backbone = build_backbone("conv4")
+    folder = tmp_path_factory.mktemp("run")
+    Model(backbone, EmbeddingEnsemble(backbone.features, (8, 16)), precision="float32").save(folder / "model")
+    (folder / "config.toml").write_text(
+        Config().with_settings({"data.name": "folder", "data.root": str(pictures)}).to_toml()
+    )
+    return folder
+
+
+@contextmanager
+def served(*arguments: str | Path) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "bier", "serve", *map(str, arguments), "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line == "}\n":
+                break
+        assert lines, process.communicate()[1]
+        yield json.loads("".join(lines)), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refused(*arguments: str | Path) -> str:
+    command = [sys.executable, "-m", "bier", "serve", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_a_run_shows_the_test_images_of_its_data_set(run: Path, pictures: Path) -> None:
+    with served(run) as (said, process):
+        status = httpx.get(f"{said['url']}/api/status").json()
+        assert (said["images"], status["images"], status["classes"]) == (32, 32, 4)
+        assert status["queries"] == 32
+        one = httpx.get(f"{said['url']}/api/browse").json()["images"][0]["id"]
+        rows = httpx.get(f"{said['url']}/api/search", params={"id": one}).json()["rows"]
+        assert [len(row["results"]) for row in rows] == [10, 10, 10]
+        assert httpx.get(f"{said['url']}/api/image/{one}").headers["content-type"] == "image/png"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert "Stopped." in process.stderr.read()
+    [kept] = (run / "serve").glob("folder-*/index")
+    before = (kept / "manifest.json").stat().st_mtime_ns
+    assert len(Index.load(kept)) == 32
+    with served(run / "model", "--data", "folder", "--root", pictures) as (said, _):
+        assert said["images"] == 32
+    with served(run) as (said, _):  # the vectors of the first start serve again
+        assert said["images"] == 32
+    assert (kept / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_folder_of_images_with_a_broken_one(run: Path, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("0.png", "1.png"):
+        (tmp_path / "photos" / name).write_bytes((pictures / "class 1" / name).read_bytes())
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no picture")
+    with served(run, "--images", tmp_path / "photos") as (said, _):
+        status = httpx.get(f"{said['url']}/api/status").json()
+        assert (status["images"], status["classes"], status["queries"]) == (2, 0, None)
+        with (pictures / "class 1" / "0.png").open("rb") as file:
+            found = httpx.post(f"{said['url']}/api/search", files={"image": file}).json()
+        assert found["rows"][0]["results"][0]["id"] == "0.png"
+        assert httpx.get(f"{said['url']}/api/image/broken.png").status_code == 404
+
+
+def test_an_index(run: Path, pictures: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bier", "index", run, pictures, "--out", tmp_path / "index"]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    with served(run, "--index", tmp_path / "index") as (said, _):
+        assert said["images"] == 64
+        assert httpx.get(f"{said['url']}/api/image/class 1/0.png").status_code == 200
+        assert httpx.get(f"{said['url']}/api/status", headers={"host": "evil.example"}).status_code == 421
+
+
+def test_mistakes_end_with_one_line(run: Path, tmp_path: Path) -> None:
+    assert "Name one collection" in refused(run, "--images", tmp_path, "--index", tmp_path)
+    assert "say what to show with --data, --images or --index" in refused(run / "model")
+    assert "must be a folder with model" in refused(tmp_path, "--images", tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "Choose another with --host or --port" in refused(run, "--port", str(taken.getsockname()[1]))

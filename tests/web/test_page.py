@@ -1,0 +1,282 @@
+"""The page in a real browser: pick, upload, click through, cut, go back, and everything that can go wrong."""
+
+import io
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from bier import Index, Model
+from bier.web.collection import Collection
+from bier.web.limits import Limits
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ARGUMENTS = [
+    *("--no-sandbox", "--headless=new", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(serve: Any, collection: Collection, report: Path) -> str:
+    return str(serve(collection, report))
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page at 1280 x 860 that fails its test on a script error or a request to another place."""
+    yield from opened(browser, address)
+
+
+def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
+    context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | options))
+    context.set_default_timeout(15_000)
+    made = context.new_page()
+    errors: list[str] = []
+    asked: list[str] = []
+    made.on("pageerror", lambda error: errors.append(str(error)))
+    made.on("request", lambda request: asked.append(request.url))
+    made.goto(address)
+    yield made
+    context.close()
+    assert not errors
+    assert [url for url in asked if not url.startswith((address, "blob:" + address, "data:"))] == []
+
+
+def picture(pixels: NDArray[np.uint8]) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return {"name": "mine.png", "mimeType": "image/png", "buffer": file.getvalue()}
+
+
+def ids(page: Any, row: str) -> list[str]:
+    links = page.locator(f"{row} .tile").evaluate_all("all => all.map(one => one.hash)")
+    return [page.evaluate("hash => new URLSearchParams(hash.slice(1)).get('id')", link) for link in links]
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for an expression to hold. Playwright's own way needs `eval` in the page, which its policy forbids."""
+    end = time.monotonic() + 15
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(30)
+
+
+def banner(page: Any) -> str:
+    page.wait_for_selector("#banner:not([hidden])")
+    return str(page.inner_text("#banner-text"))
+
+
+def pick_first(page: Any) -> str:
+    page.wait_for_selector("#browse .tile")
+    first = ids(page, "#browse")[0]
+    page.locator("#browse .tile").first.click()
+    page.wait_for_selector(".row.ensemble .tile")
+    return first
+
+
+def test_picking_one_shows_the_ensemble_and_every_learner(page: Any, index: Index) -> None:
+    assert "48 images" in page.inner_text("#about")
+    chosen = pick_first(page)
+    assert page.locator(".row").count() == 4
+    assert page.locator(".row.alone").count() == 3
+    found = index.search(index.vectors([chosen])[0], 11).ids.tolist()
+    assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:10]
+    [label] = [entry.label for entry in index.entries([chosen])]
+    assert page.inner_text("#query-label") == label
+    right = page.locator(".row.ensemble .tile.right").count()
+    assert right == sum(one.startswith(f"{label}/") for one in ids(page, ".row.ensemble"))
+    assert page.locator(".row.ensemble .tile.wrong").count() == 10 - right
+    assert page.locator(".tile.right .mark").first.inner_text() == "✓"
+
+
+def test_the_score_appears_on_hover(page: Any) -> None:
+    pick_first(page)
+    score = page.locator(".row.ensemble .score").first
+    assert score.evaluate("one => getComputedStyle(one).opacity") == "0"
+    page.locator(".row.ensemble .tile").first.hover()
+    until(page, "getComputedStyle(document.querySelector('.row.ensemble .score')).opacity === '1'")
+    assert 0 < float(score.inner_text()) <= 1
+
+
+def test_a_click_makes_the_next_query_and_back_returns(page: Any) -> None:
+    first = pick_first(page)
+    second = ids(page, ".row.ensemble")[0]
+    page.locator(".row.ensemble .tile").first.click()
+    until(page, f"new URLSearchParams(location.hash.slice(1)).get('id') === {second!r}")
+    until(page, f"document.querySelector('#query-image').src.includes({second.split('/')[1]!r})")
+    page.go_back()
+    until(page, f"new URLSearchParams(location.hash.slice(1)).get('id') === {first!r}")
+    until(page, f"document.querySelector('#query-image').src.includes({first.split('/')[1]!r})")
+    page.reload()
+    page.wait_for_selector(".row.ensemble .tile")
+    assert second in ids(page, ".row.ensemble")
+
+
+def test_the_slider_cuts_the_ensemble(page: Any, collection: Collection, index: Index) -> None:
+    chosen = pick_first(page)
+    assert "48 numbers" in page.inner_text("#cut-size")
+    page.locator("#learners").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    until(page, "document.querySelector('.row.ensemble h2').textContent.includes('its first learner')")
+    assert "8 numbers" in page.inner_text("#cut-size")
+    assert collection.quality is not None
+    recall = collection.quality["prefixes"][0]["1"]
+    assert f"{recall:.1f} %" in page.inner_text("#cut-recall")
+    found = index.search(index.vectors([chosen])[0], 11, learners=1).ids.tolist()
+    assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:10]
+    assert page.locator(".row.alone.unused").count() == 2
+    page.locator(".row.ensemble .tile").first.click()  # and it stays cut for the next query
+    until(page, "location.hash.includes('learners=1')")
+
+
+def test_an_upload_and_going_back_to_it(page: Any, pixels: NDArray[np.uint8]) -> None:
+    page.set_input_files("#file", picture(pixels[19]))
+    page.wait_for_selector(".row.ensemble .tile")
+    assert ids(page, ".row.ensemble")[0] == "kind 2/3.png"
+    assert page.inner_text("#query-label") == "Your picture"
+    assert page.locator(".tile.right, .tile.wrong").count() == 0
+    page.locator(".row.ensemble .tile").nth(1).click()
+    until(page, "document.querySelector('#query-label').textContent.startsWith('kind')")
+    page.go_back()
+    until(page, "document.querySelector('#query-label').textContent === 'Your picture'")
+    assert page.evaluate("document.querySelector('#query-image').naturalWidth") == 48
+
+
+def test_a_dropped_picture(page: Any, pixels: NDArray[np.uint8]) -> None:
+    page.wait_for_selector("#browse .tile")
+    data = list(picture(pixels[19])["buffer"])
+    page.evaluate(
+        """data => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File([new Uint8Array(data)], "mine.png", { type: "image/png" }));
+          for (const kind of ["dragenter", "dragover", "drop"])
+            document.body.dispatchEvent(
+              new DragEvent(kind, { dataTransfer: transfer, bubbles: true, cancelable: true }));
+        }""",
+        data,
+    )
+    page.wait_for_selector(".row.ensemble .tile")
+    assert ids(page, ".row.ensemble")[0] == "kind 2/3.png"
+
+
+def test_the_keyboard_is_enough(page: Any) -> None:
+    pick_first(page)
+    page.locator(".row.ensemble .tile").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    where = "document.activeElement.closest('.row').dataset.learner"
+    assert page.evaluate(where) == "1"
+    assert page.evaluate("document.activeElement.ariaLabel").startswith("Rank 2, kind")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    aim = page.evaluate("document.activeElement.hash")
+    page.keyboard.press("Enter")
+    until(page, f"location.hash.startsWith({aim!r})")
+
+
+def test_the_filter_and_its_empty_state(page: Any) -> None:
+    page.wait_for_selector("#browse .tile")
+    page.fill("#filter", "kind 3")
+    until(page, "document.querySelectorAll('#browse .tile').length === 8")
+    page.fill("#filter", "zebra")
+    until(page, "document.querySelector('#browse-note').textContent.includes('No label has')")
+
+
+def test_the_report_is_one_click_away(page: Any) -> None:
+    page.click("#report")
+    page.wait_for_selector("text=The report of the run")
+
+
+def test_pictures_that_cannot_be_used(
+    browser: Any, serve: Any, collection: Collection, pixels: NDArray[np.uint8]
+) -> None:
+    for page in opened(browser, serve(collection, limits=Limits(upload_bytes=2**20, rate=100, burst=1000))):
+        refuse_all(page, pixels)
+
+
+def refuse_all(page: Any, pixels: NDArray[np.uint8]) -> None:
+    page.wait_for_selector("#browse .tile")
+    whole = picture(pixels[0])["buffer"]
+    for name, kind, data, message in (
+        ("broken.png", "image/png", whole[: len(whole) // 2], "The picture is broken"),
+        ("text.png", "image/png", b"I am text", "not a picture in a known format"),
+        ("notes.txt", "text/plain", b"I am text", "is not a picture"),
+        ("empty.png", "image/png", b"", "is empty"),
+        ("huge.png", "image/png", bytes(2**20 + 1), "at most 1 MB"),
+    ):
+        page.set_input_files("#file", {"name": name, "mimeType": kind, "buffer": data})
+        until(page, f"document.querySelector('#banner-text').textContent.includes({message!r})")
+        assert message in banner(page)
+    page.click("#banner-close")
+    assert page.locator("#banner").is_hidden()
+    pick_first(page)
+
+
+def test_an_address_that_is_not_there_any_more(page: Any) -> None:
+    page.wait_for_selector("#browse .tile")
+    page.evaluate("location.hash = '#id=upload:gone'")
+    assert "Send it again" in banner(page)
+    page.evaluate("location.hash = '#id=nothing'")
+    until(page, "document.querySelector('#banner-text').textContent.includes('has no image')")
+
+
+def test_a_server_that_is_gone_and_comes_back(page: Any) -> None:
+    page.wait_for_selector("#browse .tile")
+    page.route("**/api/search*", lambda route: route.abort())
+    page.locator("#browse .tile").first.click()
+    assert "does not answer" in banner(page)
+    page.unroute("**/api/search*")
+    page.click("#banner-again")
+    page.wait_for_selector(".row.ensemble .tile")
+    assert page.locator("#banner").is_hidden()
+
+
+def test_too_many_requests_are_told(browser: Any, serve: Any, collection: Collection) -> None:
+    for page in opened(browser, serve(collection, limits=Limits(rate=0.01, burst=6))):
+        page.wait_for_selector("#browse .tile")
+        for _ in range(6):
+            page.click("#random")
+        assert "Too many requests" in banner(page)
+
+
+def test_an_empty_collection(browser: Any, serve: Any, model: Model) -> None:
+    nothing = Index.build(np.empty((0, 48), np.float32), groups=model.groups)
+    empty = Collection(nothing, model, lambda one: Image.new("RGB", (1, 1)))
+    for page in opened(browser, serve(empty)):
+        page.wait_for_selector("text=The collection is empty")
+        assert page.locator("#pick").is_hidden()
+        assert page.locator("#cut").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_and_the_dark(browser: Any, address: str, scheme: str) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True, "color_scheme": scheme}
+    for page in opened(browser, address, **phone):
+        pick_first(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("getComputedStyle(document.querySelector('.score')).opacity") == "1"
+        for target in ("label[for=file]", "#random", "#others"):
+            assert page.locator(target).bounding_box()["height"] >= 40
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        brightness = sum(int(part) for part in ground.removeprefix("rgb(").removesuffix(")").split(","))
+        assert (brightness < 150) == (scheme == "dark")
