@@ -20,6 +20,13 @@ def world() -> int:
     return dist.get_world_size() if _running() else 1
 
 
+def device() -> torch.device:
+    """Where this process computes: its GPU where the machine has one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
 def _running() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -30,7 +37,7 @@ def process_group() -> Iterator[None]:
     if "RANK" not in os.environ or _running():
         yield
         return
-    dist.init_process_group("gloo")  # what is exchanged lies in the memory of the processor
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
     finally:

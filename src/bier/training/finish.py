@@ -28,13 +28,13 @@ def measure(bench: Workbench) -> float:
     objective = bench.objective
     objective.eval()
     z = torch.cat([bench.embed(inputs) for inputs in feed.in_order(feed.kept, BATCH)])
-    chosen = torch.from_numpy(labels[feed.kept])
+    chosen = torch.from_numpy(labels[feed.kept]).to(z.device)
     if isinstance(objective.metric, BoostedClassifier):
         right = accuracies(objective.metric, z, chosen)["ensemble"]
         objective.train()
         return right
     objective.train()
-    return recall_at_k(objective.ensemble.vector(z, bench.config.model.weighting), chosen, [1])[1]
+    return recall_at_k(objective.ensemble.vector(z, bench.config.model.weighting).cpu(), chosen.cpu(), [1])[1]
 
 
 @torch.no_grad()

@@ -143,7 +143,7 @@ def _step(
     """One step of training; its line of metrics.jsonl where one is due, else nothing."""
     for group in optimizer.param_groups:
         group["lr"] = group["factor"] * _learning_rate(config.train, step)
-    parts = _forward(model, inputs, labels, step, run)
+    parts = _forward(model, inputs.to(bench.device), labels.to(bench.device), step, run)
     logging = _due(step, config.train.log_every, config)
     row = _row(step, parts, bench.objective, optimizer) if logging else {}
     optimizer.zero_grad()

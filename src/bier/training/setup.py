@@ -46,10 +46,15 @@ class Workbench:
     sampler: BalancedBatches
     validation: tuple[Feed, NDArray[np.int64]] | None
 
+    @property
+    def device(self) -> torch.device:
+        return self.objective.ensemble.weight.device
+
     @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
         """phi (B, h) of images as they are at test time, through the whole backbone."""
-        with autocast(self.config.train.precision, inputs.device):
+        inputs = inputs.to(self.device)
+        with autocast(self.config.train.precision, self.device):
             features: Tensor = self.backbone(inputs)
         return features.to(self.objective.ensemble.weight.dtype)
 
@@ -99,7 +104,7 @@ def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder |
     torch.manual_seed(config.seed)
     dataset = load_data(config)
     part = dataset["train"]
-    backbone = backbone_for(config, part)
+    backbone = backbone_for(config, part).to(distributed.device())
     groups = sizes(config)
     ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config))
     network, feed = feed_and_network(config, backbone, part, run, progress)
@@ -111,6 +116,7 @@ def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder |
         config.diversity.weight,
         config.train.precision,
     )
+    objective.to(distributed.device())
     _check_classes(config, dataset, part.labels[feed.kept])
     sampler = BalancedBatches(
         part.labels[feed.kept],
