@@ -69,6 +69,8 @@ def evaluate(
 ) -> None:
     if bool(runs) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
+    if report is not None and len(runs or []) > 1:
+        raise ConfigError("--report goes with one run or model at a time.")
     if embeddings is not None:
         result = _from_file(embeddings)
         if report is not None:

@@ -102,7 +102,9 @@ class TrunkCache:
             self._state.unlink(missing_ok=True)  # first of all, so that nothing vouches for what follows
         path, shape = self._folder / "maps.bin", (self.views * self.count, *self.shape)
         try:
-            return np.memmap(path, np.int16, "w+" if fresh else "r+", shape=shape)
+            if fresh:
+                _reserve(path, self._bytes())
+            return np.memmap(path, np.int16, "r+", shape=shape)
         except OSError as error:
             needed = self._bytes() / 2**30
             raise ModelError(
@@ -143,6 +145,15 @@ class TrunkCache:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(self._state)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Claim the whole file at once: a full disk is an error now, not a bus error in the middle of writing."""
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
 
 
 def _view_seed(seed: int, row: int) -> int:
