@@ -66,7 +66,7 @@ SMOKE = _budget(
     },
     {**_TINY, "train.steps": 3, "train.batch_images": 2, "train.validate_every": 3},
     seeds=1,
-    grid={"retrieval": (1e-4, 1e-3), "classification": (1e-3,)},
+    grid={"retrieval": (1e-3,), "classification": (1e-4, 1e-3)},
     search_steps={"retrieval": 1, "classification": 1},
     validation=0.25,
     shrink=8,

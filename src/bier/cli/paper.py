@@ -1,0 +1,257 @@
+"""`bier paper list`, `run` and `show`."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress
+from rich.table import Column
+from rich.table import Table as Drawn
+
+from bier.cli.terminal import Json, console, emit, progress_bar, say
+from bier.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bier.config import Config
+    from bier.paper.budgets import Budget
+    from bier.paper.experiment import Experiment
+    from bier.paper.jobs import Job
+    from bier.paper.tables import Table
+    from bier.training import Observer
+
+ALL = "all"
+
+HELP = """The paper's tables and figures: list them, run them, show ours beside the paper's.
+
+Examples:
+
+  bier paper list
+
+  bier paper run strength --root data --budget small --seeds 3
+
+  bier paper run all --budget smoke
+
+  bier paper show strength
+"""
+RUN_HELP = """Run an experiment, or all. What is done stays done; a stopped or killed run goes on.
+
+Examples:
+
+  bier paper run strength --root data --budget small
+
+  bier paper run cifar10 --root data --budget small --seeds 3 --json
+
+  bier paper run all --budget smoke        (draws its own data)
+
+  bier paper run auxiliary --root data --budget full --weights bvlc_googlenet.caffemodel
+"""
+SHOW_HELP = """Draw the table of an experiment (and its plot) from the result files that are there.
+
+Examples:
+
+  bier paper show strength
+
+  bier paper show lambda --budget small --json
+"""
+Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment of `bier paper list`, or all.")]
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs, results and tables go.")]
+
+
+def register(app: typer.Typer) -> None:
+    paper = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
+    paper.command("list", help="What there is to run, and how many runs each budget needs.")(list_experiments)
+    paper.command("run", help=RUN_HELP)(run)
+    paper.command("show", help=SHOW_HELP)(show)
+    app.add_typer(paper, name="paper")
+
+
+def list_experiments(as_json: Json = False) -> None:
+    from bier.paper.budgets import BUDGETS
+    from bier.paper.catalog import EXPERIMENTS
+    from bier.paper.jobs import plan
+
+    def runs(experiments: Sequence["Experiment"]) -> dict[str, int]:
+        return {name: len(plan(experiments, budget, budget.seeds)) for name, budget in BUDGETS.items()}
+
+    listed = {
+        name: {"title": one.title, "rows": [row.label for row in one.rows], "runs": runs([one])}
+        for name, one in EXPERIMENTS.items()
+    }
+    together = runs(list(EXPERIMENTS.values()))
+    if as_json:
+        budgets = {name: {"about": budget.about, "seeds": budget.seeds} for name, budget in BUDGETS.items()}
+        emit({"experiments": listed, "all": together, "budgets": budgets})
+        return
+    table = Drawn("name", "what it compares", "rows", *(f"{name} runs" for name in BUDGETS))
+    for name, one in listed.items():
+        table.add_row(name, str(one["title"]), str(len(one["rows"])), *map(str, one["runs"].values()))  # type: ignore[attr-defined]
+    table.add_row(ALL, "all of them; runs that tables share are made once", "", *map(str, together.values()))
+    console.print(table)
+    for budget in BUDGETS.values():
+        say(f"{budget.name}: {budget.about}; {budget.seeds} seed(s)")
+
+
+def run(
+    name: Name,
+    root: Annotated[
+        Path | None, typer.Option("--root", metavar="PATH", help="The folder that holds the data sets.")
+    ] = None,
+    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, small or full.")] = "small",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Seeds of each row. [default: the budget's]")
+    ] = None,
+    out: Out = Path("runs/paper"),
+    weights: Annotated[
+        Path | None, typer.Option("--weights", metavar="FILE", help="Pretrained weights of the backbone, for full.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    from bier.paper.budgets import budget_of
+    from bier.paper.runner import Places
+    from bier.paper.runner import run as run_all
+    from bier.paper.tiny import draw_tiny_data
+
+    chosen = budget_of(budget)
+    experiments = _experiments(name)
+    if root is None:
+        if chosen.name != "smoke":
+            raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
+        root = draw_tiny_data(out / "tiny-data")
+    with progress_bar() as bar:
+        watch = Bars(bar)
+        try:
+            outcome = run_all(experiments, chosen, Places(root, out, weights), watch, seeds)
+        except KeyboardInterrupt:
+            outcome = None
+    if outcome is None or outcome.interrupted:
+        say(f"Stopped; finished runs are kept. Go on with: bier {shlex.join(sys.argv[1:])}")
+        raise typer.Exit(130)
+    drawn = {one.name: _draw(one, chosen, out) for one in experiments}
+    if as_json:
+        emit(
+            {
+                "budget": chosen.name,
+                "made": outcome.made,
+                "found": outcome.found,
+                "missing": outcome.missing,
+                "experiments": {name: _described(*one) for name, one in drawn.items()},
+            }
+        )
+        return
+    for table, files in drawn.values():
+        _print(table, files)
+    say(f"{len(outcome.made)} run(s) made, {len(outcome.found)} were already there.")
+
+
+def show(
+    name: Name,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="NAME", help="smoke, small or full. [default: the largest with results]"),
+    ] = None,
+    out: Out = Path("runs/paper"),
+    as_json: Json = False,
+) -> None:
+    from bier.paper.budgets import BUDGETS, budget_of
+    from bier.paper.results import Results
+    from bier.paper.tables import table_of
+
+    drawn = {}
+    for one in _experiments(name):
+        budgets = [budget_of(budget)] if budget else list(BUDGETS.values())[::-1]
+        tables = [table_of(one, some, Results(out)) for some in budgets]
+        found = next((table for table in tables if any(line.seeds for line in table.lines)), None)
+        if found is not None:
+            drawn[one.name] = _draw(one, found.budget, out)
+    if not drawn:
+        raise ConfigError(
+            f"There are no results of '{name}'{f' with the budget {budget}' if budget else ''} in {out}. "
+            f"Run it first: bier paper run {name} --root PATH --out {shlex.quote(str(out))}"
+        )
+    if as_json:
+        emit({"experiments": {name: _described(*one) for name, one in drawn.items()}})
+        return
+    for table, files in drawn.values():
+        _print(table, files)
+
+
+def _experiments(name: str) -> list["Experiment"]:
+    from bier.paper.catalog import EXPERIMENTS, experiment
+
+    return list(EXPERIMENTS.values()) if name == ALL else [experiment(name)]
+
+
+def _draw(one: "Experiment", budget: "Budget", out: Path) -> tuple["Table", list[Path]]:
+    """Write the table and the plot; the files, with the pictures that a run has left."""
+    from bier.paper.jobs import Job
+    from bier.paper.pictures import pictures_of
+    from bier.paper.plots import write_plot
+    from bier.paper.results import Results
+    from bier.paper.tables import table_of, write_table
+
+    table = table_of(one, budget, Results(out))
+    files = [write_table(table, out)]
+    plot = write_plot(table, out)
+    pictures = [
+        path for row in one.rows if one.pictures for path in pictures_of(out / "pictures", Job(row, budget, 0).key)
+    ]
+    return table, [*files, *([plot] if plot else []), *pictures]
+
+
+def _described(table: "Table", files: Sequence[Path]) -> dict[str, Any]:
+    return {**table.to_dict(), "files": [str(path) for path in files]}
+
+
+def _print(table: "Table", files: Sequence[Path]) -> None:
+    first, *others = table.head
+    drawn = Drawn(Column(first, no_wrap=True), *others, title=table.experiment.title, caption=table.note)
+    for line in table.lines:
+        drawn.add_row(*table.cells(line), style="dim" if line.learner else "")
+    console.print(drawn)
+    for path in files:
+        say(f"  {path}")
+
+
+class Bars:
+    """Draws many runs: which of how many, and the bar of the one that is running."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.bar = bar
+        self.whole = bar.add_task("runs", total=None, status="")
+        self.tasks: list[Any] = []
+        self.test: Any = None
+
+    def begin(self, number: int, total: int, job: "Job", config: "Config") -> "Observer":
+        from bier.cli.train import Watcher
+
+        for task in self.bar.task_ids:
+            if task != self.whole:
+                self.bar.remove_task(task)
+        self.test = None
+        say(f"run {number} of {total}: {job.label}")
+        self.bar.update(self.whole, completed=number - 1, total=total)
+        return _Quiet(Watcher(self.bar, config, label="training"))
+
+    def measuring(self, done: int, total: int) -> None:
+        if self.test is None:
+            self.test = self.bar.add_task("measuring", total=None, status="")
+        self.bar.update(self.test, completed=done, total=total)
+
+    def missing(self, name: str, reason: str) -> None:
+        say(f"left out: {reason}")
+
+
+class _Quiet:
+    """A watcher of one run that leaves its validations to the result files."""
+
+    def __init__(self, watcher: Any) -> None:
+        self.watcher = watcher
+
+    def prepare(self, what: str, done: int, total: int) -> None:
+        self.watcher.prepare(what, done, total)
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        self.watcher.step(step, total, {key: value for key, value in row.items() if key != "validation"})

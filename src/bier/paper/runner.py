@@ -1,0 +1,230 @@
+"""Runs experiments: what is done stays done, what was killed goes on, and every run leaves one result file."""
+
+import platform
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import bier
+from bier import data
+from bier.config import Config
+from bier.data import Dataset
+from bier.errors import ConfigError, DataError
+from bier.models.model import load
+from bier.paper.budgets import FASTER, Budget, config_of, kind_of
+from bier.paper.experiment import Experiment
+from bier.paper.jobs import Job, plan, relevant, row_digest
+from bier.paper.peers import peer
+from bier.paper.pictures import draw_pictures
+from bier.paper.results import Result, Results
+from bier.paper.stagewise import write_features
+from bier.training import Observer, train
+from bier.training.assess import assess, assess_classifier
+from bier.training.record import CHECKPOINTS, CONFIG, MODEL
+
+SIZES = ("small", "medium", "large")  # the test sets of VehicleID
+
+
+class Watch(Protocol):
+    """Whoever watches many runs; the command line draws bars."""
+
+    def begin(self, number: int, total: int, job: Job, config: Config) -> Observer:
+        """Run `number` of `total` begins; what is returned watches its training."""
+
+    def measuring(self, done: int, total: int) -> None:
+        """Called while test images are embedded."""
+
+    def missing(self, name: str, reason: str) -> None:
+        """A data set is not there; its rows are left out."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where data is (the folder that holds the data sets), where everything goes, and weights of the backbone."""
+
+    root: Path
+    out: Path
+    weights: Path | None = None
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        # Runs that choose the rate train on fewer classes: maps of the frozen stages must not replace each other.
+        home = self.out / "cache" / ("search" if job.is_search else "all")
+        chosen = {"data.root": str(self.root), "data.cache": str(home)}
+        if job.row.features_of is not None:
+            chosen = {"data.root": str(self.features(job))}
+        elif self.weights is not None and kind_of(job.row) == "retrieval":
+            chosen["model.weights"] = str(self.weights)
+        return chosen
+
+    def features(self, job: Job) -> Path:
+        assert job.row.features_of is not None
+        return self.out / "features" / f"{row_digest(job.row.features_of, job.budget)}-{job.seed}.safetensors"
+
+    def run(self, key: str) -> Path:
+        return self.out / "runs" / key
+
+
+@dataclass
+class Outcome:
+    """How it went: keys of the runs made now, of those that were already there, data sets that are missing."""
+
+    made: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+def run(
+    experiments: Sequence[Experiment], budget: Budget, places: Places, watch: Watch, seeds: int | None = None
+) -> Outcome:
+    """Run what the experiments need and what no earlier call has run. Rows whose data is missing are an error, unless
+    several experiments or a partial one are asked for: then they are left out."""
+    outcome = Outcome()
+    datasets, outcome.missing = _present(experiments, places.root)
+    for name, reason in outcome.missing.items():
+        watch.missing(name, reason)
+    jobs = [job for job in plan(experiments, budget, seeds or budget.seeds) if job.row.data in datasets]
+    runner = _Runner(places, datasets, watch)
+    for number, job in enumerate(jobs, start=1):
+        if (known := runner.results.read(job.key)) is not None:
+            _check_same_data(known, job, datasets[job.row.data], runner.results)
+            outcome.found.append(job.key)
+        elif runner.execute(job, number, len(jobs)):
+            outcome.made.append(job.key)
+        else:
+            outcome.interrupted = True
+            return outcome
+    for experiment in experiments:
+        if experiment.pictures:
+            runner.draw(experiment, budget)
+    return outcome
+
+
+def _present(experiments: Sequence[Experiment], root: Path) -> tuple[dict[str, Dataset], dict[str, str]]:
+    """The data sets that are there, and why the others are not."""
+    found: dict[str, Dataset] = {}
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(row.data for experiment in experiments for row in experiment.rows):
+        try:
+            found[name] = data.load(name, root)
+        except DataError as error:
+            missing[name] = str(error)
+    may_lack = len(experiments) > 1 or any(experiment.partial for experiment in experiments)
+    if missing and not (found and may_lack):
+        name, reason = next(iter(missing.items()))
+        names = ", ".join(f"'{one}'" for one in missing)
+        raise DataError(f"Missing below {root}: {names}. {reason}" if len(missing) > 1 else f"'{name}': {reason}")
+    return found, missing
+
+
+def _check_same_data(known: Result, job: Job, dataset: Dataset, results: Results) -> None:
+    """Results of other pictures under the same name must not pass for ours."""
+    counts = _counts(dataset)
+    if not job.is_search and known["images"] != counts:
+        raise ConfigError(
+            f"{results.path(job.key)} was measured on other data ({known['images']} images, here {counts}); "
+            "choose another --out."
+        )
+
+
+def _counts(dataset: Dataset) -> dict[str, int]:
+    return {name: len(part) for name, part in dataset.parts.items()}
+
+
+class _Runner:
+    """Executes jobs one by one."""
+
+    def __init__(self, places: Places, datasets: Mapping[str, Dataset], watch: Watch) -> None:
+        self.places, self.datasets, self.watch = places, datasets, watch
+        self.results = Results(places.out)
+
+    def execute(self, job: Job, number: int, total: int) -> bool:
+        """Train and measure; False if it was asked to stop (and can go on)."""
+        searched = [self.results.read(search.key) for search in job.searches]
+        config = self._config(job, [one for one in searched if one is not None])
+        if job.row.features_of is not None:
+            self._write_features(job)
+        folder = self.places.run(job.key)
+        started = time.perf_counter()
+        observer = self.watch.begin(number, total, job, config)
+        resumed = (folder / CONFIG).is_file()
+        metric = peer(job.row.peer) if job.row.peer else None
+        run = train(config, folder, resume=resumed, observer=observer, metric=metric)
+        if run.interrupted:
+            return False
+        trained = time.perf_counter()
+        measured = {"validation": run.best_validation} if job.is_search else self._measure(job, folder)
+        self.results.write(
+            {
+                "key": job.key,
+                "kind": "search" if job.is_search else "final",
+                "label": job.row.label,
+                "method": job.row.method,
+                "peer": job.row.peer or None,
+                "data": job.row.data,
+                "budget": job.budget.name,
+                "seed": job.seed,
+                "learning_rate": config.train.learning_rate,
+                "searched": [{key: one[key] for key in ("learning_rate", "validation")} for one in searched if one],
+                "settings": {"seed": job.seed, **relevant(config.flat())},
+                "images": _counts(self.datasets[job.row.data]),
+                **measured,
+                "seconds": {"training": trained - started, "measuring": time.perf_counter() - trained},
+                "resumed": resumed,  # then the seconds are those since
+                "versions": {
+                    "bier": bier.__version__,
+                    "torch": str(torch.__version__),
+                    "python": platform.python_version(),
+                },
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+        )
+        shutil.rmtree(folder if job.is_search else folder / CHECKPOINTS, ignore_errors=True)
+        return True
+
+    def _config(self, job: Job, searched: Iterable[Result]) -> Config:
+        """The config of a job, with the rate that did best on validation classes; the lower one of equals."""
+        grid = job.budget.grid.get(kind_of(job.row), ())
+        best = max(searched, key=lambda one: (one["validation"], -one["learning_rate"]), default=None)
+        rate = job.rate or (best["learning_rate"] if best else grid[0] if grid else None)
+        if rate is not None and job.row.fast:
+            rate *= FASTER
+        config = config_of(job.row, job.budget, job.seed, rate=rate, search=job.is_search)
+        return config.with_settings(self.places.settings(job))
+
+    def _write_features(self, job: Job) -> None:
+        before = Job(job.row.features_of, job.budget, job.seed)  # type: ignore[arg-type]
+        cache = Path(self.places.settings(before)["data.cache"])
+        write_features(self.places.run(before.key), self.datasets[job.row.data], self.places.features(job), cache)
+
+    def _measure(self, job: Job, folder: Path) -> dict[str, Any]:
+        model = load(folder)
+        follow = self.watch.measuring
+        if kind_of(job.row) == "classification":
+            return assess_classifier(folder, model, self.datasets[job.row.data], progress=follow)
+        if job.row.features_of is not None:
+            return assess(model, data.load("features", self.places.features(job)), progress=follow).to_dict()
+        cache = Path(self.places.settings(job)["data.cache"])
+        measured = assess(model, self.datasets[job.row.data], cache=cache, progress=follow).to_dict()
+        if job.row.data == "vehicleid":
+            sizes = {"small": measured}
+            for size in SIZES[1:]:
+                other = data.load("vehicleid", self.places.root, size=size)
+                sizes[size] = assess(model, other, cache=cache, progress=follow).to_dict()
+            measured = {**measured, "sizes": sizes}
+        return measured
+
+    def draw(self, experiment: Experiment, budget: Budget) -> None:
+        """The retrieval pictures of the first seed of each row, unless they are there."""
+        for row in experiment.rows:
+            job = Job(row, budget, 0)
+            cache = Path(self.places.settings(job)["data.cache"])
+            model = self.places.run(job.key)
+            if (model / MODEL).is_dir():
+                draw_pictures(model, self.datasets[row.data], self.places.out / "pictures", job.key, cache)

@@ -1,0 +1,173 @@
+"""Tables from result files alone: ours beside the paper's, mean and spread over seeds."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bier.paper.budgets import Budget
+from bier.paper.experiment import Column, Experiment, Row
+from bier.paper.jobs import row_digest
+from bier.paper.results import Result, Results
+from bier.training.record import write_aside
+
+NOTHING = "-"
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds; the deviation is None for a single one."""
+
+    mean: float
+    deviation: float | None
+
+    def text(self, digits: int) -> str:
+        more = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{more}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table: ours and the paper's by the keys of columns. `learner` is 0 for the ensemble."""
+
+    label: str
+    learner: int
+    seeds: int
+    rate: tuple[float, ...]  # the learning rates that were chosen
+    ours: Mapping[str, Spread]
+    paper: Mapping[str, float]
+    row: Row
+
+
+@dataclass(frozen=True)
+class Table:
+    """An experiment with what has been measured of it."""
+
+    experiment: Experiment
+    budget: Budget
+    lines: tuple[Line, ...]
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds the rows have, such as 3 or 1 to 3."""
+        counts = sorted({line.seeds for line in self.lines if line.seeds})
+        if not counts:
+            return "0"
+        return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+    @property
+    def complete(self) -> bool:
+        return all(line.seeds for line in self.lines)
+
+    @property
+    def note(self) -> str:
+        """What made the table."""
+        unfinished = sum(not line.seeds for line in self.lines if not line.learner)
+        rest = f"; {unfinished} row(s) not run yet" if unfinished else ""
+        return f"Budget {self.budget.name} ({self.budget.about}), {self.seeds} seed(s){rest}"
+
+    @property
+    def head(self) -> list[str]:
+        titles = [""]
+        for column in self.experiment.columns:
+            titles += [column.title, *(["paper"] if self._has_paper(column) else [])]
+        return [*titles, "rate", "seeds"]
+
+    def cells(self, line: Line) -> list[str]:
+        """The texts of a line, in the order of `head`."""
+        cells = [f"  learner {line.learner} ({line.label})" if line.learner else line.label]
+        for column in self.experiment.columns:
+            ours, paper = line.ours.get(column.key), line.paper.get(column.key)
+            cells.append(NOTHING if ours is None else ours.text(column.digits))
+            if self._has_paper(column):
+                cells.append(NOTHING if paper is None else f"{paper:.{column.digits}f}")
+        rates = "" if line.learner else ", ".join(f"{rate:g}" for rate in line.rate) or NOTHING
+        return [*cells, rates, "" if line.learner else str(line.seeds)]
+
+    def _has_paper(self, column: Column) -> bool:
+        return any(column.key in line.paper for line in self.lines)
+
+    def markdown(self) -> str:
+        body = [self.head, ["---"] * len(self.head), *(self.cells(line) for line in self.lines)]
+        rows = "\n".join(
+            "| " + " | ".join(cell.replace("  learner", "&nbsp; learner") for cell in row) + " |" for row in body
+        )
+        return f"# {self.experiment.title}\n\n{rows}\n\n{self.note}.\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.experiment.name,
+            "title": self.experiment.title,
+            "budget": self.budget.name,
+            "seeds": self.seeds,
+            "complete": self.complete,
+            "rows": [
+                {
+                    "label": line.label,
+                    "learner": line.learner or None,
+                    "seeds": line.seeds,
+                    "learning_rates": list(line.rate),
+                    "ours": {key: {"mean": one.mean, "deviation": one.deviation} for key, one in line.ours.items()},
+                    "paper": dict(line.paper),
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def table_of(experiment: Experiment, budget: Budget, results: Results) -> Table:
+    """The table of an experiment from the result files that are there; a partial one leaves out rows without any."""
+    lines: list[Line] = []
+    for row in experiment.rows:
+        found = results.seeds(row_digest(row, budget))
+        if found or not experiment.partial:
+            lines += _lines(row, experiment, found)
+    return Table(experiment, budget, tuple(lines))
+
+
+def _lines(row: Row, experiment: Experiment, found: Sequence[Result]) -> list[Line]:
+    rates = tuple(sorted({one["learning_rate"] for one in found}))
+    results = [_of_size(one, row.size) for one in found]
+    ours = {c.key: s for c in experiment.columns if (s := _spread(results, lambda one, k=c.key: measured(one, k)))}  # type: ignore[misc]
+    lines = [Line(row.label, 0, len(found), rates, ours, row.paper, row)]
+    count = len(results[0]["groups"]) if results and experiment.learners else 0
+    for m in range(1, count + 1 if count > 1 else 0):
+        alone = _spread(results, lambda one, m=m: one["recall"][f"learner-{m}"]["1"])  # type: ignore[misc]
+        paper = {"recall": row.paper_learners[m - 1]} if len(row.paper_learners) == count else {}
+        size = str(results[0]["groups"][m - 1])
+        lines.append(Line(size, m, len(found), (), {"recall": alone} if alone else {}, paper, row))
+    return lines
+
+
+def measured(result: Result, key: str) -> float | None:
+    """The number of a result that a column shows; None where it has none."""
+    if key == "recall":
+        value: float = result["recall"]["ensemble"]["1"]
+        return value
+    if key == "accuracy":
+        return float(result["accuracy"]["ensemble"])
+    if key == "mean_learner":
+        alone = [row["1"] for name, row in result["recall"].items() if name.startswith("learner-")]
+        return statistics.fmean(alone) if len(alone) > 1 else None
+    found: float | None = result[key]
+    return found
+
+
+def _of_size(result: Result, size: str) -> Result:
+    chosen: Result = result["sizes"][size] if size and "sizes" in result else result
+    return chosen
+
+
+def _spread(results: Sequence[Result], value: Callable[[Result], float | None]) -> Spread | None:
+    values = [number for one in results if (number := value(one)) is not None]
+    if not values:
+        return None
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def write_table(table: Table, out: Path) -> Path:
+    """OUT/tables/NAME.md."""
+    path = out / "tables" / f"{table.experiment.name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(path, table.markdown().encode())
+    return path
