@@ -15,6 +15,7 @@ import time
 from datetime import date
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as `bier serve` does, before numpy is imported
 
 import httpx
 import numpy as np
@@ -31,7 +32,7 @@ from bier.web.server import create_app
 SEED = 0
 GROUPS = (96, 160, 256)
 GOAL = 100.0
-REQUESTS = 200
+REQUESTS = 60
 QUESTIONS = {
     "ensemble and all learners": {},
     "first two learners, and all": {"learners": 2},

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,31 @@ import pytest
 import torch
 
 from bier import EmbeddingEnsemble, Index, Model
+from bier.cli import app, main
+from bier.config import Config
 from bier.models.backbones import build_backbone
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def bier(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
+        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
+        app.registered_commands.clear()
+        app.registered_groups.clear()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     """A run on a folder of pictures, as `bier train` leaves it."""
-    from bier.config import Config
-
     torch.manual_seed(0)
     backbone = build_backbone("conv4")
     folder = tmp_path_factory.mktemp("run")
@@ -51,14 +68,6 @@ def served(*arguments: str | Path) -> Iterator[tuple[dict[str, Any], subprocess.
         process.communicate()
 
 
-def refused(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "bier", "serve", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    return done.stderr
-
-
 def test_a_run_shows_the_test_images_of_its_data_set(run: Path, pictures: Path) -> None:
     with served(run) as (said, process):
         status = httpx.get(f"{said['url']}/api/status").json()
@@ -75,8 +84,6 @@ def test_a_run_shows_the_test_images_of_its_data_set(run: Path, pictures: Path) 
     [kept] = (run / "serve").glob("folder-*/index")
     before = (kept / "manifest.json").stat().st_mtime_ns
     assert len(Index.load(kept)) == 32
-    with served(run / "model", "--data", "folder", "--root", pictures) as (said, _):
-        assert said["images"] == 32
     with served(run) as (said, _):  # the vectors of the first start serve again
         assert said["images"] == 32
     assert (kept / "manifest.json").stat().st_mtime_ns == before
@@ -96,18 +103,26 @@ def test_a_folder_of_images_with_a_broken_one(run: Path, pictures: Path, tmp_pat
         assert httpx.get(f"{said['url']}/api/image/broken.png").status_code == 404
 
 
-def test_an_index(run: Path, pictures: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bier", "index", run, pictures, "--out", tmp_path / "index"]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+def test_an_index(run: Path, pictures: Path, tmp_path: Path, bier: Run) -> None:
+    code, _, err = bier("index", run, pictures, "--out", tmp_path / "index")
+    assert code == 0, err
     with served(run, "--index", tmp_path / "index") as (said, _):
         assert said["images"] == 64
         assert httpx.get(f"{said['url']}/api/image/class 1/0.png").status_code == 200
         assert httpx.get(f"{said['url']}/api/status", headers={"host": "evil.example"}).status_code == 421
 
 
-def test_mistakes_end_with_one_line(run: Path, tmp_path: Path) -> None:
-    assert "Name one collection" in refused(run, "--images", tmp_path, "--index", tmp_path)
-    assert "say what to show with --data, --images or --index" in refused(run / "model")
-    assert "must be a folder with model" in refused(tmp_path, "--images", tmp_path)
+def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Path, bier: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert "Choose another with --host or --port" in refused(run, "--port", str(taken.getsockname()[1]))
+        for arguments, message in (
+            ((run, "--images", tmp_path, "--index", tmp_path), "Name one collection"),
+            ((run / "model",), "say what to show with --data, --images or --index"),
+            ((tmp_path, "--images", tmp_path), "must be a folder with model"),
+            ((run, "--images", tmp_path / "none"), "Images must be in a folder"),
+            ((run, "--data", "features", "--root", features_file), "no pictures"),
+            ((run, "--port", taken.getsockname()[1]), "Choose another with --host or --port"),
+        ):
+            code, out, err = bier("serve", "--port", "0", *arguments)
+            assert (code, out) == (2, ""), arguments
+            assert message in err
+            assert len(err.strip().splitlines()) == 1
