@@ -2,7 +2,6 @@
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import NoReturn
 
 import typer
@@ -25,8 +24,7 @@ COMMANDS = ("demo", "train", "evaluate", "embed", "index", "search", "serve", "p
 def _register() -> None:
     """Each command lives in a file of its own that has `register(app)`."""
     for name in COMMANDS:
-        if find_spec(f"bier.cli.{name}"):
-            import_module(f"bier.cli.{name}").register(app)
+        import_module(f"bier.cli.{name}").register(app)
 
 
 def main() -> NoReturn:
