@@ -241,7 +241,7 @@ class Bars:
         self.bar.update(self.test, completed=done, total=total)
 
     def missing(self, name: str, reason: str) -> None:
-        say(f"left out: {reason}")
+        say(f"left out: {name}. {reason.partition('. ')[0]}.")
 
 
 class _Quiet:

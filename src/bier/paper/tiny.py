@@ -29,7 +29,7 @@ def _cub(home: Path, random: np.random.Generator) -> None:
         pattern = random.integers(0, 256, (6, 6, 3)).repeat(SIDE // 6, axis=0).repeat(SIDE // 6, axis=1)
         for image in range(IMAGES):
             count += 1
-            noisy = np.clip(pattern + random.normal(scale=40, size=pattern.shape), 0, 255).astype(np.uint8)
+            noisy = np.clip(pattern + random.normal(scale=160, size=pattern.shape), 0, 255).astype(np.uint8)
             Image.fromarray(noisy).save(home / "images" / name / f"{image}.png")
             lists["images"].append(f"{count} {name}/{image}.png")
             lists["image_class_labels"].append(f"{count} {number}")

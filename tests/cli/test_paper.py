@@ -1,0 +1,85 @@
+"""`bier paper` as a user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bier.paper.catalog import EXPERIMENTS
+
+Cli = Callable[..., tuple[int, str, str]]
+QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def test_list(cli: Cli) -> None:
+    code, out, _ = cli("paper", "list", "--json")
+    assert code == 0
+    listed = json.loads(out)
+    assert list(listed["experiments"]) == list(EXPERIMENTS)
+    assert listed["all"]["small"] < sum(one["runs"]["small"] for one in listed["experiments"].values())
+    code, out, said = cli("paper", "list")
+    assert (code, out) == (0, "")
+    assert "embedding-size" in said
+
+
+@pytest.mark.timeout(900)
+def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
+    out_folder = tmp_path / "out"
+    code, out, said = cli("paper", "run", "all", "--budget", "smoke", "--out", out_folder, "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    assert list(result["missing"]) == ["cars", "cars-cropped", "sop", "inshop", "vehicleid"]
+    assert len(result["made"]) == len(list((out_folder / "results").iterdir()))
+    for name, one in result["experiments"].items():
+        assert one["complete"], name
+        assert all(Path(path).is_file() for path in one["files"])
+        assert "Budget smoke" in (out_folder / "tables" / f"{name}.md").read_text()
+    assert len(result["experiments"]["datasets"]["rows"]) == 6
+    assert len(result["experiments"]["pictures"]["files"]) > 2
+    for name in ("groups", "embedding-size", "lambda"):
+        assert (out_folder / "tables" / f"{name}.png").is_file()
+
+    code, out, said = cli("paper", "run", "summary", "--budget", "smoke", "--out", out_folder)
+    assert (code, out) == (0, "")
+    assert "0 run(s) made, 6 were already there." in said
+    code, out, _ = cli("paper", "show", "cifar10", "--out", out_folder, "--json")
+    shown = json.loads(out)["experiments"]["cifar10"]
+    assert shown == result["experiments"]["cifar10"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "strenght"], "Did you mean 'strength'?"),
+        (["run", "strength", "--budget", "tiny"], "must be one of smoke, small, full"),
+        (["run", "strength"], "The budget 'small' needs --root"),
+        (["run", "cifar10", "--root", "."], "'cifar10': There is no data_batch_1.bin"),
+        (["show", "strength", "--out", "nowhere"], "There are no results of 'strength' in nowhere."),
+    ],
+)
+def test_one_line_for_bad_input(
+    cli: Cli, arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, said = cli("paper", *arguments)
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert expected in said
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    command = ["paper", "run", "strength", "--budget", "smoke", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen([sys.executable, "-m", "bier", *command], stderr=subprocess.PIPE, text=True, env=QUIET)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "out").glob("results/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert f"Go on with: bier {' '.join(command)}" in said
+    assert 1 <= len(list((tmp_path / "out").glob("results/*.json"))) < 5

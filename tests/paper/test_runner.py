@@ -1,0 +1,154 @@
+"""Running experiments on tiny drawn data: once, again, after a stop, and on data that is not there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bier.config import Config
+from bier.errors import ConfigError, DataError
+from bier.paper import runner
+from bier.paper.budgets import SMOKE
+from bier.paper.catalog import experiment
+from bier.paper.experiment import Experiment
+from bier.paper.jobs import Job
+from bier.paper.peers import peer
+from bier.paper.runner import Places, run
+from bier.paper.tiny import draw_tiny_data
+from bier.training import train
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int, str]] = []
+        self.configs: list[Config] = []
+        self.lacking: list[str] = []
+
+    def begin(self, number: int, total: int, job: Job, config: Config) -> "Watch":
+        self.begun.append((number, total, job.label))
+        self.configs.append(config)
+        return self
+
+    def prepare(self, what: str, done: int, total: int) -> None: ...
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None: ...
+
+    def measuring(self, done: int, total: int) -> None: ...
+
+    def missing(self, name: str, reason: str) -> None:
+        self.lacking.append(name)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_tiny_data(tmp_path_factory.mktemp("tiny"))
+
+
+def only(name: str, *labels: str) -> Experiment:
+    one = experiment(name)
+    return replace(one, rows=tuple(row for row in one.rows if row.label in labels))
+
+
+def test_what_is_done_stays_done(root: Path, tmp_path: Path) -> None:
+    places, watch = Places(root, tmp_path), Watch()
+    first = run([only("summary", "Baseline")], SMOKE, places, watch)
+    assert (len(first.made), first.found) == (1, [])
+    result = json.loads((tmp_path / "results" / f"{first.made[0]}.json").read_text())
+    assert {"settings", "recall", "feature_correlation", "seconds", "versions", "date"} <= set(result)
+    assert (result["budget"], result["seed"], result["images"]) == ("smoke", 0, {"train": 48, "test": 48})
+    assert str(root) not in json.dumps(result)
+    assert not (tmp_path / "runs" / first.made[0] / "checkpoints").exists()
+
+    again = run([only("losses", "Binomial-Deviance-512")], SMOKE, places, Watch(), seeds=2)
+    assert again.found == first.made
+    assert [key.removesuffix("-1") for key in again.made] == [first.made[0].removesuffix("-0")]
+
+
+def test_a_stopped_run_goes_on(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run([only("summary", "Baseline")], SMOKE, Places(root, tmp_path / "whole"), Watch())
+
+    class Stopping(Watch):
+        def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    places = Places(root, tmp_path / "parts")
+    stopped = run([only("summary", "Baseline")], SMOKE, places, Stopping())
+    assert stopped.interrupted
+    assert not stopped.made
+    done = run([only("summary", "Baseline")], SMOKE, places, Watch())
+    assert done.made == whole.made
+    one, other = (
+        json.loads((tmp_path / name / "results" / f"{done.made[0]}.json").read_text()) for name in ("whole", "parts")
+    )
+    assert (one["recall"], one["feature_correlation"]) == (other["recall"], other["feature_correlation"])
+    assert (one["resumed"], other["resumed"]) == (False, True)
+
+
+def test_the_rate_is_chosen_on_validation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = replace(SMOKE, grid={"retrieval": (1e-4, 1e-3, 1e-2)})
+    reached = {1e-4: 10.0, 1e-3: 30.0, 1e-2: 30.0}
+
+    def train_and_claim(config: Config, *rest: Any, **more: Any) -> Any:
+        done = train(config, *rest, **more)
+        return done._replace(best_validation=reached[config.train.learning_rate]) if config.data.validation else done
+
+    monkeypatch.setattr(runner, "train", train_and_claim)
+    watch = Watch()
+    rows = ("No auxiliary loss (BIER)", "No auxiliary loss, ten times the rate")
+    outcome = run([only("auxiliary", *rows)], budget, Places(root, tmp_path), watch)
+    assert [config.train.learning_rate for config in watch.configs] == [1e-4, 1e-3, 1e-2, 1e-3, 1e-2]
+    assert [config.data.validation for config in watch.configs] == [0.25, 0.25, 0.25, 0.0, 0.0]
+    result = json.loads((tmp_path / "results" / f"{outcome.made[3]}.json").read_text())
+    assert result["learning_rate"] == 1e-3
+    assert result["searched"] == [{"learning_rate": rate, "validation": value} for rate, value in reached.items()]
+    assert not (tmp_path / "runs" / outcome.made[0]).exists()
+
+
+def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    outcome = run([only("end-to-end", "Stagewise: features fixed")], SMOKE, Places(root, tmp_path), watch)
+    assert [label for _, _, label in watch.begun] == [
+        "cub: Baseline-512, seed 0",
+        "cub: Stagewise: features fixed, seed 0",
+    ]
+    assert watch.configs[1].model.backbone == "features"
+    result = json.loads((tmp_path / "results" / f"{outcome.made[1]}.json").read_text())
+    assert (result["queries"], result["groups"]) == (48, [12, 20, 32])
+
+
+def test_missing_data_is_named(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'cub': There is no images.txt"):
+        run([experiment("strength")], SMOKE, Places(tmp_path, tmp_path / "out"), Watch())
+    datasets = replace(experiment("datasets"), rows=experiment("datasets").rows[::9])  # cub, cars-cropped, vehicleid
+    watch = Watch()
+    outcome = run([datasets], SMOKE, Places(root, tmp_path / "out"), watch)
+    assert watch.lacking == list(outcome.missing) == ["cars-cropped", "vehicleid"]
+    assert len(outcome.made) == 1
+
+
+def test_results_of_other_data_are_refused(root: Path, tmp_path: Path) -> None:
+    places = Places(root, tmp_path)
+    made = run([only("summary", "Baseline")], SMOKE, places, Watch()).made
+    path = tmp_path / "results" / f"{made[0]}.json"
+    path.write_text(path.read_text().replace('"train": 48', '"train": 5864'))
+    with pytest.raises(ConfigError, match="measured on other data"):
+        run([only("summary", "Baseline")], SMOKE, places, Watch())
+
+
+def test_a_peer_s_own_weights_are_trained() -> None:
+    loss = peer("ProxyNCALoss")(8, 3)
+    assert [tuple(weight.shape) for weight in loss.parameters()] == [(3, 8)]
+    z = torch.randn(6, 8, requires_grad=True)
+    parts = loss(z, torch.tensor([0, 0, 1, 1, 2, 2]))
+    parts.total.backward()
+    assert parts.learners.tolist() == [parts.total.item()]
+    assert parts.positive_weights.tolist() == parts.negative_weights.tolist() == [1.0]
+    assert next(loss.parameters()).grad is not None
+    with pytest.raises(ConfigError, match="has no loss 'NoLoss'"):
+        peer("NoLoss")
