@@ -123,7 +123,7 @@ def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Pa
 
 
 def test_missing_data_is_named(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'cub': There is no images.txt"):
+    with pytest.raises(DataError, match=r"'cub': There is no images\.txt"):
         run([experiment("strength")], SMOKE, Places(tmp_path, tmp_path / "out"), Watch())
     datasets = replace(experiment("datasets"), rows=experiment("datasets").rows[::9])  # cub, cars-cropped, vehicleid
     watch = Watch()
