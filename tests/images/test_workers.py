@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bier.errors import ConfigError, DataError
-from bier.images.workers import check_workers, default_workers, run_in_order
+from bier.images.workers import check_workers, default_workers, run_in_order, run_in_threads
 
 
 def square_after_a_nap(number: int) -> int:
@@ -93,3 +93,15 @@ def test_numbers_of_workers() -> None:
     assert check_workers(0) == 0
     with pytest.raises(ConfigError, match="Got -1 instead"):
         check_workers(-1)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_threads_answer_in_order_and_raise_what_a_task_raised(workers: int) -> None:
+    def task(job: int) -> int:
+        if job == 5:
+            raise DataError("five")
+        return job * job
+
+    assert list(run_in_threads(task, range(5), workers)) == [0, 1, 4, 9, 16]
+    with pytest.raises(DataError, match="five"):
+        list(run_in_threads(task, range(8), workers))

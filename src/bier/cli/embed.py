@@ -36,7 +36,7 @@ def embed(
     images: Annotated[Path, typer.Argument(help="A folder of images, or a table: CSV or Parquet with path and label.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the vectors go, as .safetensors.")],
     batch_size: Annotated[int, typer.Option("--batch-size", help="Images that pass the network at once.")] = 64,
-    workers: Annotated[int | None, typer.Option("--workers", help="Processes that decode images.")] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Threads that decode images.")] = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
     json: Json = False,

@@ -16,7 +16,7 @@ from bier.images.augment import check_augmentation
 from bier.images.cache import PixelCache
 from bier.images.decode import Box, Source, printable
 from bier.images.prepare import read_prepared
-from bier.images.workers import check_workers, default_workers, run_in_order
+from bier.images.workers import check_workers, default_workers, run_in_order, run_in_threads
 
 Progress = Callable[[int, int], None]
 Plan = Iterable[Sequence[tuple[int, int]]]
@@ -182,6 +182,7 @@ class Batches:
     in memory (a permuted view of (B, crop, crop, 3)).
 
     `workers` None: processes where there are files to decode, none where the pixels are in memory or in a cache.
+    `threads` makes them threads: no start-up, best where a network computes between two batches.
     Workers read ahead, so a plan with a state of its own runs ahead of the batches that have come out.
     """
 
@@ -192,6 +193,7 @@ class Batches:
         crop: int,
         augment: str = "none",
         workers: int | None = None,
+        threads: bool = False,
     ) -> None:
         if crop < 1:
             raise ConfigError(
@@ -203,9 +205,11 @@ class Batches:
         self.augment = check_augmentation(augment)
         chosen = check_workers(workers)
         self.workers = source.best_workers if chosen is None else chosen
+        self.threads = threads
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for pixels, indices in run_in_order(self._batch, self.plan, self.workers):
+        run = run_in_threads if self.threads else run_in_order
+        for pixels, indices in run(self._batch, self.plan, self.workers):
             yield pixels.permute(0, 3, 1, 2), torch.from_numpy(indices)
 
     def _batch(self, batch: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, NDArray[np.int64]]:

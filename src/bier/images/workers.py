@@ -2,7 +2,9 @@
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -56,6 +58,25 @@ def run_in_order(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: in
         if isinstance(answer, _Failure):
             raise answer.error
         yield answer
+
+
+def run_in_threads(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: int) -> Iterator[Answer]:
+    """As `run_in_order`, with threads: no start-up, and nothing to copy. Decoding lets go of Python's lock.
+
+    For a caller that computes outside of Python between two answers, such as a network; a caller that is busy in
+    Python itself is better served by processes.
+    """
+    if workers == 0:
+        yield from map(task, jobs)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Answer]] = deque()
+        for job in jobs:
+            waiting.append(pool.submit(task, job))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 _DONE = object()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bier.errors import ConfigError, DataError
 from bier.images import Batches, PreparedImages, Source, augment, default_workers, in_order, read_prepared
-from bier.images.workers import check_workers, run_in_order
+from bier.images.workers import check_workers, run_in_threads
 
 Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | PreparedImages
 _FEW = 64  # up to so many files, starting worker processes takes longer than they save
@@ -28,7 +28,7 @@ def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers
     if batch_size < 1:
         raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
     if isinstance(images, PreparedImages):
-        batches = Batches(images, in_order(images.kept, batch_size), crop, workers=workers)
+        batches = Batches(images, in_order(images.kept, batch_size), crop, workers=workers, threads=True)
         yield from (pixels for pixels, _ in batches)
         return
     sources = _each(images)
@@ -38,7 +38,7 @@ def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers
         many_files = len(first) > _FEW and isinstance(first[0], str | os.PathLike | bytes)
         chosen = default_workers() if many_files else 0
     task = partial(_centre_crops, size=size, crop=crop)
-    for pixels in run_in_order(task, _grouped(chain(first, sources), batch_size), chosen):
+    for pixels in run_in_threads(task, _grouped(chain(first, sources), batch_size), chosen):
         yield pixels.permute(0, 3, 1, 2)
 
 

@@ -86,7 +86,7 @@ class Model:
             images: one image or any iterable of them: paths, PIL images, arrays (H, W, 3), one array (N, H, W, 3), or a
                 `PreparedImages`. An iterator is read as it is used. For the backbone `features`: rows of features.
             learners: keep the first m learners only, weighted as an ensemble of m: a shorter vector.
-            workers: processes that decode; None chooses.
+            workers: threads that decode; None chooses.
             progress: called with (images done, images in all); all is 0 where only the end will tell.
 
         One image gives (1, d); none give (0, d).
