@@ -73,7 +73,7 @@ SMOKE = _budget(
 )
 SMALL = _budget(
     "small",
-    "EfficientNet-Lite0, its later half trained on cached maps of the earlier: an evening on two cores",
+    "EfficientNet-Lite0, its later half trained on cached maps of the earlier: an evening a table on two cores",
     {
         "model.backbone": "efficientnet_lite0",
         "model.trainable_from": "blocks.4",
