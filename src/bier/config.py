@@ -5,6 +5,7 @@ import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -183,6 +184,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
+@cache
 def _field(key: str) -> Any:
     owner: Any = Config
     *sections, name = key.split(".")
@@ -191,6 +193,7 @@ def _field(key: str) -> Any:
     return next(one for one in fields(owner) if one.name == name)
 
 
+@cache
 def _hint(key: str) -> Any:
     owner: Any = Config
     *sections, name = key.split(".")

@@ -181,7 +181,8 @@ def feed_and_network(
     stage = config.model.trainable_from
     trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
     home = Path(config.data.cache) if config.data.cache else run
-    made_of = f"{config.data.name} {config.model.backbone} {stage} {config.model.trunk_views} {config.data.augment}"
+    parts = (config.data, config.model.backbone, stage, config.model.trunk_views)
+    made_of = repr(parts)
     folder = home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}"
     follow = lambda done, total: progress("maps of the frozen stages", done, total)  # noqa: E731
     return rest, TrunkFeed(feed, trunk, folder, config, follow)
