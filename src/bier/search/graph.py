@@ -49,7 +49,9 @@ class Graph:
         import faiss
 
         setting = faiss.SearchParametersHNSW(efSearch=effort)  # type: ignore[attr-defined]
-        _, rows = self._index.search(np.ascontiguousarray(queries), count, params=setting)
+        # faiss.contrib.torch_utils, which others may have imported, replaces `search` by one that takes no settings.
+        search = getattr(self._index, "search_numpy", self._index.search)
+        _, rows = search(np.ascontiguousarray(queries), count, params=setting)
         found: Rows = rows
         return found
 
