@@ -81,6 +81,7 @@ def demo(
     say("Next:")
     say(f"  open the report      {shlex.quote(str(page))}")
     say(f"  look at the curves   tensorboard --logdir {shlex.quote(str(out))}")
+    say(f"  search in a browser  bier serve {shlex.quote(str(main))}")
     say("  train on your own    bier train --data folder --root YOUR_PHOTOS --out runs/mine")
     say("  then measure it      bier evaluate runs/mine")
 
