@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -64,7 +63,7 @@ class EmbeddingFile:
         for number in mine:
             shard = self.shards[number]
             if not self._is_done(number):
-                part = _Part(self.source, shard)
+                part = self.source.only(shard)
                 follow = None if progress is None else _shifted(progress, done, total)
                 raw = self.model.embed_raw(part, batch_size, workers, follow)
                 _write(self._shard(number), save({"raw": raw}))
@@ -100,14 +99,6 @@ class EmbeddingFile:
                 status = Path(image).stat()
                 digest.update(f"{os.fspath(image)!r} {status.st_size} {status.st_mtime_ns}".encode())
         return digest.hexdigest()
-
-
-class _Part(PreparedImages):
-    """Some of the images of another source, without looking at them again."""
-
-    def __init__(self, source: PreparedImages, kept: Sequence[int]) -> None:
-        self.__dict__.update(source.__dict__)
-        self.kept: NDArray[np.int64] = np.asarray(kept, np.int64)
 
 
 def _shifted(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
