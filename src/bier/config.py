@@ -42,6 +42,7 @@ class DataConfig:
 class ModelConfig:
     backbone: str = setting("efficientnet_lite0", "a name that bier or timm knows")
     weights: str = setting("", "file of pretrained weights; empty for those that come with the name")
+    resolution: int = setting(0, "side of the pictures that the network sees; 0 for the backbone's own", least=0)
     pretrained: bool = setting(True, "start from pretrained weights where there are any")
     embedding: int = setting(512, "dimensions of the embedding", least=1)
     groups: int | tuple[int, ...] = setting(3, "number of learners, or the size of each as 96-160-256")

@@ -1,6 +1,7 @@
 """Running experiments on tiny drawn data: once, again, after a stop, and on data that is not there."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from bier.config import Config
 from bier.errors import ConfigError, DataError
@@ -15,7 +17,7 @@ from bier.paper import runner
 from bier.paper.budgets import SMOKE
 from bier.paper.catalog import experiment
 from bier.paper.experiment import Experiment
-from bier.paper.jobs import Job
+from bier.paper.jobs import Job, plan
 from bier.paper.peers import peer
 from bier.paper.runner import Places, run
 from bier.paper.tiny import draw_tiny_data
@@ -152,3 +154,43 @@ def test_a_peer_s_own_weights_are_trained() -> None:
     assert next(loss.parameters()).grad is not None
     with pytest.raises(ConfigError, match="has no loss 'NoLoss'"):
         peer("NoLoss")
+
+
+def test_two_processes_share_the_work(root: Path, tmp_path: Path) -> None:
+    """While another holds the first run of two, this one makes the second, then waits for the other's result."""
+    both = [only("summary", "Baseline", "Boosting, random initialisation")]
+    places = Places(root, tmp_path)
+    first, second = (job.key for job in plan(both, SMOKE, 1))
+    (tmp_path / "locks").mkdir()
+    lock = FileLock(tmp_path / "locks" / first)
+    lock.acquire()
+
+    class Other(Watch):
+        def begin(self, number: int, total: int, job: Job, config: Config) -> "Watch":
+            if job.key == second:  # the other process is killed: its run falls to us
+                lock.release()
+            return super().begin(number, total, job, config)
+
+    watch = Other()
+    outcome = run(both, SMOKE, places, watch)
+    assert outcome.made == [second, first]
+    assert [number for number, _, _ in watch.begun] == [2, 1]
+
+
+def test_a_result_of_another_process_is_found(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = [only("summary", "Baseline")]
+    (key,) = (job.key for job in plan(one, SMOKE, 1))
+    made = run(one, SMOKE, Places(root, tmp_path / "other"), Watch())
+    places = Places(root, tmp_path / "mine")
+    (tmp_path / "mine" / "locks").mkdir(parents=True)
+    lock = FileLock(tmp_path / "mine" / "locks" / key)
+    lock.acquire()
+
+    def finish_elsewhere(seconds: float) -> None:
+        (tmp_path / "mine" / "results").mkdir()
+        shutil.copy(tmp_path / "other" / "results" / f"{key}.json", tmp_path / "mine" / "results")
+        lock.release()
+
+    monkeypatch.setattr(runner.time, "sleep", finish_elsewhere)
+    outcome = run(one, SMOKE, places, Watch())
+    assert (outcome.made, outcome.found) == ([], made.made)

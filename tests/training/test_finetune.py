@@ -13,6 +13,8 @@ from bier.config import Config
 from bier.errors import DataError, ModelError
 from bier.models.backbones import build_backbone
 from bier.training import resolve
+from bier.training.assess import assess
+from bier.training.setup import load_data
 
 STAGES = ("conv1", "conv2", "conv3", "conv4")
 
@@ -139,3 +141,28 @@ def test_too_few_classes_says_what_to_do(pictures: Path, tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"at least 2 classes\. Got 1 .*data\.validation=0\.5.*set data\.validation=0 "):
         bier.train(config(root), tmp_path / "run")
     assert bier.train(config(root, data__split="inside"), tmp_path / "run").step == 4
+
+
+def test_smaller_pictures_than_the_backbone_s_own(pictures: Path, tmp_path: Path) -> None:
+    small = config(pictures, model__backbone="efficientnet_lite0", model__pretrained=False, model__resolution=56)
+    model = bier.load(bier.train(small, tmp_path / "run").folder)
+    assert (model.backbone.crop, model.backbone.resize) == (56, 64)
+    assert model.encode([next(pictures.rglob("*.png"))]).shape == (1, 12)
+
+
+def test_a_resolution_that_the_backbone_cannot_take(pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="'conv4' cannot look at 32 x 32 pixels; its own side is 48"):
+        bier.train(config(pictures, model__resolution=32), tmp_path / "run")
+
+
+def test_measuring_from_kept_maps_gives_the_same_numbers(pictures: Path, tmp_path: Path) -> None:
+    """Maps lie in bfloat16, so distances move in the third digit; the ranking of these pictures does not."""
+    chosen = config(pictures, model__trainable_from="conv3", model__trunk_views=1)
+    model = bier.load(bier.train(chosen, tmp_path / "run").folder)
+    dataset = load_data(chosen)
+    plain = assess(model, dataset)
+    for _ in range(2):  # computed, then found
+        kept = assess(model, dataset, cache=tmp_path / "cache", frozen_before="conv3")
+        torch.testing.assert_close(kept.result.test.z, plain.result.test.z, rtol=0.03, atol=0.03)
+    (maps,) = (tmp_path / "cache").glob("maps-folder-test-conv3-48")
+    assert (maps / "maps.bin").is_file()

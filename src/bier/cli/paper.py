@@ -36,13 +36,15 @@ Examples:
 
   bier paper show strength
 """
-RUN_HELP = """Run an experiment, or all. What is done stays done; a stopped or killed run goes on.
+RUN_HELP = """Run experiments, or all. What is done stays done; a stopped or killed run goes on.
+
+Start the command several times to use several cores or machines: they share the work through --out.
 
 Examples:
 
   bier paper run strength --root data --budget small
 
-  bier paper run cifar10 --root data --budget small --seeds 3 --json
+  bier paper run groups cifar10 --root data --budget small --seeds 3 --json
 
   bier paper run all --budget smoke        (draws its own data)
 
@@ -56,7 +58,7 @@ Examples:
 
   bier paper show lambda --budget small --json
 """
-Name = Annotated[str, typer.Argument(metavar="NAME", help="An experiment of `bier paper list`, or all.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments of `bier paper list`, or all.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs, results and tables go.")]
 
 
@@ -95,7 +97,7 @@ def list_experiments(as_json: Json = False) -> None:
 
 
 def run(
-    name: Name,
+    names: Names,
     root: Annotated[
         Path | None, typer.Option("--root", metavar="PATH", help="The folder that holds the data sets.")
     ] = None,
@@ -115,7 +117,7 @@ def run(
     from bier.paper.tiny import draw_tiny_data
 
     chosen = budget_of(budget)
-    experiments = _experiments(name)
+    experiments = _experiments(names)
     if root is None:
         if chosen.name != "smoke":
             raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
@@ -147,7 +149,7 @@ def run(
 
 
 def show(
-    name: Name,
+    names: Names,
     budget: Annotated[
         str | None,
         typer.Option("--budget", metavar="NAME", help="smoke, small or full. [default: the largest with results]"),
@@ -160,13 +162,14 @@ def show(
     from bier.paper.tables import table_of
 
     drawn = {}
-    for one in _experiments(name):
+    for one in _experiments(names):
         budgets = [budget_of(budget)] if budget else list(BUDGETS.values())[::-1]
         tables = [table_of(one, some, Results(out)) for some in budgets]
         found = next((table for table in tables if any(line.seeds for line in table.lines)), None)
         if found is not None:
             drawn[one.name] = _draw(one, found.budget, out)
     if not drawn:
+        name = " ".join(names)
         raise ConfigError(
             f"There are no results of '{name}'{f' with the budget {budget}' if budget else ''} in {out}. "
             f"Run it first: bier paper run {name} --root PATH --out {shlex.quote(str(out))}"
@@ -178,10 +181,10 @@ def show(
         _print(table, files)
 
 
-def _experiments(name: str) -> list["Experiment"]:
+def _experiments(names: Sequence[str]) -> list["Experiment"]:
     from bier.paper.catalog import EXPERIMENTS, experiment
 
-    return list(EXPERIMENTS.values()) if name == ALL else [experiment(name)]
+    return list(EXPERIMENTS.values()) if ALL in names else [experiment(name) for name in dict.fromkeys(names)]
 
 
 def _draw(one: "Experiment", budget: "Budget", out: Path) -> tuple["Table", list[Path]]:

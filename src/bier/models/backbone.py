@@ -99,6 +99,24 @@ class Backbone(nn.Module):
         features: Tensor = self.body(self.scale(pixels))
         return features
 
+    def look_at(self, crop: int) -> None:
+        """Take pictures of another side; the prepared square keeps its proportion to the crop."""
+        if not self.crop:
+            raise ModelError(f"The backbone {self.name!r} takes features, not pictures. Got a side of {crop} pixels.")
+        training = self.training
+        picture = torch.zeros(1, 3, crop, crop, dtype=torch.uint8, device=next(self.parameters()).device)
+        try:
+            with torch.no_grad():
+                width = self.eval()(picture).shape[1]
+        except (RuntimeError, AssertionError):
+            width = 0
+        if width != self.features:
+            raise ModelError(
+                f"The backbone {self.name!r} cannot look at {crop} x {crop} pixels; its own side is {self.crop}."
+            )
+        self.train(training)
+        self.resize, self.crop = round(self.resize * crop / self.crop), crop
+
     def split(self, stage: str) -> tuple[nn.Module, nn.Module]:
         """(trunk, rest) with rest(trunk(x)) == self(x), sharing this backbone's weights; `rest` begins with `stage`."""
         at = self._position(stage)

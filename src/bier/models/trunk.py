@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -60,15 +61,16 @@ class TrunkCache:
         fingerprint = _fingerprint(trunk, source, settings)
         self.shape = _shape(trunk, crop)  # (H, W, C): channels last
         rows = [view * self.count + int(index) for view in range(views) for index in source.kept]
-        done = self._done(fingerprint)
-        self._maps = self._mapped(fresh=done is None)
-        plan = [
-            [(row % self.count, _view_seed(seed, row)) for row in rows[start : start + batch_size]]
-            for start in range(done or 0, len(rows), batch_size)
-        ]
-        self._fill(
-            trunk, Batches(source, plan, crop, augment, workers), rows, done or 0, fingerprint, precision, progress
-        )
+        with FileLock(self._folder / "lock"):  # of several processes one computes, the others wait
+            done = self._done(fingerprint)
+            self._maps = self._mapped(fresh=done is None)
+            plan = [
+                [(row % self.count, _view_seed(seed, row)) for row in rows[start : start + batch_size]]
+                for start in range(done or 0, len(rows), batch_size)
+            ]
+            self._fill(
+                trunk, Batches(source, plan, crop, augment, workers), rows, done or 0, fingerprint, precision, progress
+            )
 
     def batches(self, plan: Iterable[Sequence[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of float32 maps (B, C, H, W), channels-last, and int64 image numbers (B,), in the order of the plan."""

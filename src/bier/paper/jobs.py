@@ -46,27 +46,32 @@ class Job:
         return f"{where}, trying rate {self.rate:g}" if self.is_search else f"{where}, seed {self.seed}"
 
     @property
+    def before(self) -> "Job | None":
+        """The run whose network this one takes its features from."""
+        return Job(self.row.features_of, self.budget, self.seed) if self.row.features_of else None
+
+    @property
     def searches(self) -> list["Job"]:
         """The runs that choose the rate of this one."""
         return [] if self.is_search else searches(self.row, self.budget)
 
 
 def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[Job]:
-    """The runs that the experiments need, each once, in an order in which each finds what it needs."""
+    """The runs that the experiments need, each once, in an order in which each finds what it needs; first all of the
+    first seed, so that whole tables are there early."""
     jobs: dict[str, Job] = {}
-    for experiment in experiments:
-        for row in experiment.rows:
-            for seed in range(seeds):
-                for job in _with_needs(Job(row, budget, seed)):
-                    jobs.setdefault(job.key, job)
+    for seed in range(seeds):
+        for row in (row for experiment in experiments for row in experiment.rows):
+            for job in _with_needs(Job(row, budget, seed)):
+                jobs.setdefault(job.key, job)
     return list(jobs.values())
 
 
 def _with_needs(job: Job) -> Iterator[Job]:
     for search in job.searches:
         yield from _with_needs(search)
-    if job.row.features_of is not None:
-        yield from _with_needs(Job(job.row.features_of, job.budget, job.seed))
+    if job.before is not None:
+        yield from _with_needs(job.before)
     yield job
 
 

@@ -3,13 +3,16 @@
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from filelock import FileLock, Timeout
 
 import bier
 from bier import data
@@ -28,6 +31,7 @@ from bier.training import Observer, train
 from bier.training.assess import assess, assess_classifier
 from bier.training.record import CHECKPOINTS, CONFIG, MODEL
 
+PATIENCE = 2.0  # seconds between two looks at what other processes have done
 SIZES = ("small", "medium", "large")  # the test sets of VehicleID
 
 
@@ -84,22 +88,36 @@ def run(
     experiments: Sequence[Experiment], budget: Budget, places: Places, watch: Watch, seeds: int | None = None
 ) -> Outcome:
     """Run what the experiments need and what no earlier call has run. Rows whose data is missing are an error, unless
-    several experiments or a partial one are asked for: then they are left out."""
+    several experiments or a partial one are asked for: then they are left out.
+
+    Several processes may share `places.out`, one a core or a machine: each takes runs that no other is at.
+    """
     outcome = Outcome()
     datasets, outcome.missing = _present(experiments, places.root)
     for name, reason in outcome.missing.items():
         watch.missing(name, reason)
     jobs = [job for job in plan(experiments, budget, seeds or budget.seeds) if job.row.data in datasets]
     runner = _Runner(places, datasets, watch)
-    for number, job in enumerate(jobs, start=1):
+    waiting = deque(enumerate(jobs, start=1))
+    put_off = 0  # in a row: when it is all of them, there is nothing to do but wait
+    while waiting:
+        number, job = waiting.popleft()
         if (known := runner.results.read(job.key)) is not None:
             _check_same_data(known, job, datasets[job.row.data], runner.results)
             outcome.found.append(job.key)
-        elif runner.execute(job, number, len(jobs)):
-            outcome.made.append(job.key)
-        else:
-            outcome.interrupted = True
-            return outcome
+            continue
+        with runner.claimed(job) as mine:
+            if not mine:
+                waiting.append((number, job))
+                put_off += 1
+            elif runner.execute(job, number, len(jobs)):
+                outcome.made.append(job.key)
+                put_off = 0
+            else:
+                outcome.interrupted = True
+                return outcome
+        if waiting and put_off >= len(waiting):
+            time.sleep(PATIENCE)
     for experiment in experiments:
         if experiment.pictures:
             runner.draw(experiment, budget)
@@ -144,6 +162,19 @@ class _Runner:
         self.places, self.datasets, self.watch = places, datasets, watch
         self.results = Results(places.out)
 
+    @contextmanager
+    def claimed(self, job: Job) -> Iterator[bool]:
+        """Whether this process may run the job: no other is at it or has just done it, and what it needs is there."""
+        needs = [*job.searches, *([job.before] if job.before else [])]
+        lock = FileLock(self.places.out / "locks" / job.key, timeout=0)
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with lock:
+                known = [self.results.path(need.key).is_file() for need in needs]
+                yield all(known) and not self.results.path(job.key).is_file()
+        except Timeout:
+            yield False
+
     def execute(self, job: Job, number: int, total: int) -> bool:
         """Train and measure; False if it was asked to stop (and can go on)."""
         searched = [self.results.read(search.key) for search in job.searches]
@@ -159,7 +190,7 @@ class _Runner:
         if run.interrupted:
             return False
         trained = time.perf_counter()
-        measured = {"validation": run.best_validation} if job.is_search else self._measure(job, folder)
+        measured = {"validation": run.best_validation} if job.is_search else self._measure(job, config, folder)
         self.results.write(
             {
                 "key": job.key,
@@ -199,11 +230,12 @@ class _Runner:
         return config.with_settings(self.places.settings(job))
 
     def _write_features(self, job: Job) -> None:
-        before = Job(job.row.features_of, job.budget, job.seed)  # type: ignore[arg-type]
+        before = job.before
+        assert before is not None
         cache = Path(self.places.settings(before)["data.cache"])
         write_features(self.places.run(before.key), self.datasets[job.row.data], self.places.features(job), cache)
 
-    def _measure(self, job: Job, folder: Path) -> dict[str, Any]:
+    def _measure(self, job: Job, config: Config, folder: Path) -> dict[str, Any]:
         model = load(folder)
         follow = self.watch.measuring
         if kind_of(job.row) == "classification":
@@ -211,7 +243,10 @@ class _Runner:
         if job.row.features_of is not None:
             return assess(model, data.load("features", self.places.features(job)), progress=follow).to_dict()
         cache = Path(self.places.settings(job)["data.cache"])
-        measured = assess(model, self.datasets[job.row.data], cache=cache, progress=follow).to_dict()
+        frozen = config.model.trainable_from if config.model.trunk_views else ""
+        measured = assess(
+            model, self.datasets[job.row.data], cache=cache, frozen_before=frozen, progress=follow
+        ).to_dict()
         if job.row.data == "vehicleid":
             sizes = {"small": measured}
             for size in SIZES[1:]:

@@ -10,14 +10,16 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from bier.data import Dataset, Part
+from bier.data import Dataset
 from bier.errors import ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
-from bier.images import PreparedImages
+from bier.images import PreparedImages, in_order
 from bier.method.classifier import BoostedClassifier
 from bier.models.model import Model
+from bier.models.precision import autocast
+from bier.models.trunk import TrunkCache
 from bier.training import distributed
-from bier.training.finish import CLASSIFIER, accuracies
+from bier.training.finish import BATCH, CLASSIFIER, accuracies
 
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
@@ -43,6 +45,7 @@ def assess(
     *,
     part: str | None = None,
     cache: Path | None = None,
+    frozen_before: str = "",
     skip_broken: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -50,11 +53,13 @@ def assess(
     """Embed the test images and measure recall, correlation and the rest.
 
     part: measure this part instead of the test part, each image against the others; "validation" is the one to tune on.
+    frozen_before: the first stage that was trained; the maps that enter it are kept in `cache`, in bfloat16 as training
+    has them, for the next model with the same frozen stages.
     Under torchrun each process embeds its share, and all of them get the result.
     """
-    reader = _Reader(model, cache, skip_broken, workers, progress)
+    reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before)
     if part is None and dataset.protocol == "query-gallery":
-        queries, gallery = reader.read(dataset["query"]), reader.read(dataset["gallery"])
+        queries, gallery = reader.read(dataset, "query"), reader.read(dataset, "gallery")
         result = evaluate_ensemble(
             queries.z,
             model.groups,
@@ -65,7 +70,7 @@ def assess(
             weighting=model.weighting,
         )
         return Assessment(result, queries.image, gallery.image, reader.broken)
-    test = reader.read(dataset[part or "test"])
+    test = reader.read(dataset, part or "test")
     repeats = REPEATS if part is None and dataset.protocol == "repeated-gallery" else None
     result = evaluate_ensemble(
         test.z, model.groups, test.labels, dataset.ks, repeats=repeats, weighting=model.weighting
@@ -84,7 +89,7 @@ def assess_classifier(
     classes = len(weights["heads.0.bias"])
     classifier = BoostedClassifier(model.groups, classes)
     classifier.load_state_dict(weights)
-    embedded = _Reader(model, None, False, None, progress).read(dataset[part])
+    embedded = _Reader(model, None, False, None, progress).read(dataset, part)
     found = accuracies(classifier, torch.from_numpy(embedded.z), torch.from_numpy(embedded.labels))
     return {"accuracy": found, "images": len(embedded.z)}
 
@@ -100,20 +105,38 @@ class _Reader:
     """Embeds parts of a data set with one model, and remembers what could not be read."""
 
     def __init__(
-        self, model: Model, cache: Path | None, skip_broken: bool, workers: int | None, progress: Progress | None
+        self,
+        model: Model,
+        cache: Path | None,
+        skip_broken: bool,
+        workers: int | None,
+        progress: Progress | None,
+        frozen_before: str = "",
     ) -> None:
         self.model, self.cache, self.skip_broken = model, cache, skip_broken
-        self.workers, self.progress = workers, progress
+        self.workers, self.progress, self.frozen_before = workers, progress, frozen_before
         self.broken: list[str] = []
 
-    def read(self, part: Part) -> _Embedded:
+    def read(self, dataset: Dataset, name: str) -> _Embedded:
+        part = dataset[name]
         if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
             return _Embedded(self.model.embed_raw(part.images, progress=self.progress), part.labels, None)
         source = PreparedImages(
             part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers
         )
         self.broken += [f"{broken.path}: {broken.reason}" for broken in source.broken]
-        z = distributed.sharded(
-            source.kept, lambda mine: self.model.embed_raw(source.only(mine), progress=self.progress)
-        )
+        z = distributed.sharded(source.kept, lambda mine: self._embed(source.only(mine), f"{dataset.name}-{name}"))
         return _Embedded(z, part.labels[source.kept], lambda row: source[int(source.kept[row])])
+
+    def _embed(self, source: PreparedImages, name: str) -> NDArray[np.float32]:
+        if not self.frozen_before or self.cache is None or distributed.world() > 1:
+            return self.model.embed_raw(source, progress=self.progress)
+        crop, stage = self.model.backbone.crop, self.frozen_before
+        trunk, rest = self.model.backbone.split(stage)
+        folder = self.cache / f"maps-{name}-{stage}-{crop}"
+        maps = TrunkCache(trunk, source, folder, crop=crop, augment="none", views=1, progress=self.progress)
+        rows = []
+        with torch.inference_mode(), autocast(self.model.precision, self.model.device):
+            for inputs, _ in maps.batches(in_order(source.kept, BATCH)):
+                rows.append(self.model.ensemble(rest(inputs.to(self.model.device))).float().cpu())
+        return torch.cat(rows).numpy()

@@ -16,6 +16,7 @@ from bier.config import Config
 from bier.data import Dataset, Part
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
+from bier.images import in_order
 from bier.method.ensemble import EmbeddingEnsemble, Start
 from bier.method.equations import group_sizes
 from bier.method.initialise import initialise
@@ -162,6 +163,8 @@ def backbone_for(config: Config, part: Part) -> Backbone:
         )
     weights = Path(settings.weights) if settings.weights else None
     backbone = build_backbone(settings.backbone, pretrained=settings.pretrained, weights=weights, features=width)
+    if settings.resolution:
+        backbone.look_at(settings.resolution)
     if backbone.body.frozen_norm:
         backbone = folded(backbone)  # statistics that never change are part of the convolution, and cheaper there
     if settings.trainable_from == EMBEDDING_ONLY:
@@ -181,8 +184,7 @@ def feed_and_network(
     stage = config.model.trainable_from
     trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
     home = Path(config.data.cache) if config.data.cache else run
-    parts = (config.data, config.model.backbone, stage, config.model.trunk_views)
-    made_of = repr(parts)
+    made_of = repr((config.data, config.model.backbone, config.model.resolution, stage, config.model.trunk_views))
     folder = home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}"
     follow = lambda done, total: progress("maps of the frozen stages", done, total)  # noqa: E731
     return rest, TrunkFeed(feed, trunk, folder, config, follow)
@@ -228,9 +230,10 @@ def solve_start(config: Config, bench: Workbench, progress: Progress) -> None:
 
 @torch.no_grad()
 def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Progress) -> list[Tensor]:
+    """phi of one view of each image, by the pretrained network."""
     bench.objective.eval()
     rows: list[Tensor] = []
-    for inputs in bench.feed.in_order(numbers, 64):
-        rows.append(bench.features(inputs))
+    for inputs, _ in bench.feed.batches(in_order(numbers, 64)):
+        rows.append(bench.objective.features(inputs.to(bench.device)))
         progress("features for the start", sum(map(len, rows)), len(numbers))
     return rows
