@@ -32,6 +32,7 @@ class DataConfig:
     test_share: float = setting(0.5, "share of the classes that are for testing", least=0, most=1)
     validation: float = setting(0.0, "share of the training classes held out to validate on", least=0, most=0.9)
     train_classes: int = setting(0, "train on so many classes only, spread evenly over all; 0 for all", least=0)
+    train_images: int = setting(0, "train on so many images of each class only, spread evenly; 0 for all", least=0)
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
     skip_broken: bool = setting(False, "leave out images that cannot be read")
     cache: str = setting("", "folder of the cache of prepared images; empty for none")
@@ -49,7 +50,7 @@ class ModelConfig:
     start: Literal["glorot", "orthogonal", "activation", "adversarial"] = setting(
         "glorot", "the embedding layer before training: drawn, or solved for with a diversity loss"
     )
-    weighting: Literal["alpha", "sqrt"] = setting("alpha", "weights of the learners in the test-time vector")
+    weighting: Literal["alpha", "sqrt"] = setting("sqrt", "weights of the learners in the test-time vector")
     trainable_from: str = setting("", "first stage that is trained; empty for all, 'embedding' for the last layer only")
     trunk_views: int = setting(0, "augmented views of the frozen stages' maps to compute once; 0 for none", least=0)
 

@@ -19,7 +19,7 @@ def named(name: str, label: str) -> Row:
 def test_every_experiment_is_there() -> None:
     assert list(EXPERIMENTS) == [
         *("strength", "losses", "groups", "embedding-size", "initialisation", "auxiliary", "lambda", "summary"),
-        *("end-to-end", "datasets", "cifar10", "pictures", "peers"),
+        *("end-to-end", "datasets", "cifar10", "pictures", "peers", "rulings"),
     ]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -235,6 +236,15 @@ def test_fewer_training_classes(features_file: Path) -> None:
     assert fewer["test"].classes == everything["test"].classes
     with pytest.raises(ConfigError, match=r"'data\.train_classes' = 7 .* 6 classes"):
         load_data(config(features_file, data__train_classes=7))
+
+
+def test_fewer_training_images(features_file: Path) -> None:
+    everything, fewer = (load_data(config(features_file, data__train_images=count)) for count in (0, 5))
+    assert np.bincount(fewer["train"].labels).tolist() == [5] * len(everything["train"].classes)
+    assert {tuple(row) for row in fewer["train"].images} < {tuple(row) for row in everything["train"].images}
+    assert len(fewer["test"]) == len(everything["test"])
+    more = load_data(config(features_file, data__train_images=1000))
+    assert len(more["train"]) == len(everything["train"])
 
 
 def test_the_split_does_not_follow_the_seed_of_the_weights(features_file: Path) -> None:

@@ -6,6 +6,7 @@ from bier.paper.experiment import Experiment, Figure, Row
 from bier.paper.rows import (
     A_BIER,
     ACTIVATION,
+    ALPHA,
     BASELINE,
     BIER,
     BIER_EVEN,
@@ -15,6 +16,7 @@ from bier.paper.rows import (
     INIT_EVEN,
     MEAN_LEARNER,
     RECALL,
+    SQRT,
     THREE,
     WHOLE,
 )
@@ -53,7 +55,7 @@ LOSSES = Experiment(
 def _bier(size: int, groups: tuple[int, ...], **paper: float) -> Row:
     series = f"{size} dimensions"  # the paper's 52-102-152-204 adds up to 510
     name = "BIER-" + "-".join(map(str, groups))
-    return Row(name, "bier", groups=groups, paper=paper, series=series, x=len(groups))
+    return Row(name, "bier", groups=groups, paper=paper, tuned_as=BIER, series=series, x=len(groups))
 
 
 def _plain(size: int, **paper: float) -> Row:
@@ -94,7 +96,7 @@ EMBEDDING_SIZE = Experiment(
 
 
 def _start(label: str, start: str, recall: float) -> Row:
-    return Row(label, "bier", groups=THREE, settings={"model.start": start}, paper={"recall": recall})
+    return Row(label, "bier", groups=THREE, settings={"model.start": start}, paper={"recall": recall}, tuned_as=BIER)
 
 
 GLOROT = _start("Glorot", "glorot", 54.41)
@@ -104,7 +106,7 @@ INITIALISATION = Experiment(
     (
         GLOROT,
         _start("Orthogonal", "orthogonal", 54.58),
-        _start("Activation Loss", "activation", 55.33),
+        replace(BIER, label="Activation Loss"),
         _start("Adversarial Loss", "adversarial", 55.04),
     ),
     (CLASSIFIER, FEATURE, RECALL),
@@ -114,7 +116,7 @@ AUXILIARY = Experiment(
     "Diversity losses during training",
     (
         replace(BIER, label="No auxiliary loss (BIER)"),
-        Row("No auxiliary loss, ten times the rate", "bier", groups=THREE, fast=True, paper={"recall": 52.3}),
+        replace(BIER, label="No auxiliary loss, ten times the rate", fast=True, tuned_as=BIER, paper={"recall": 52.3}),
         replace(ACTIVATION, label="Activation Loss"),
         replace(A_BIER, label="Adversarial Loss (A-BIER)"),
     ),
@@ -182,4 +184,29 @@ END_TO_END = Experiment(
         _all_layers(A_BIER, "All layers, A-BIER"),
     ),
     (CLASSIFIER, FEATURE, RECALL),
+)
+
+
+def _ruling(row: Row, label: str, **settings: object) -> Row:
+    return replace(row, label=label, settings=settings, tuned_as=row, paper={})
+
+
+# As sums the terms are larger by the numbers of dimensions that a mean divides by, so lambda_div is smaller.
+RULINGS = Experiment(
+    "rulings",
+    "What the paper leaves open: sums or means, alpha or sqrt",
+    (
+        replace(BIER, label="BIER"),
+        replace(A_BIER, label="A-BIER, means, lambda_div 1e-3"),
+        *(
+            _ruling(
+                A_BIER,
+                f"A-BIER, sums, lambda_div {weight:g}",
+                **{"diversity.reduction": "sum", "diversity.weight": weight},
+            )
+            for weight in (1e-6, 1e-5, 1e-4)
+        ),
+        _ruling(A_BIER, "A-BIER, soft rows, lambda_w 1000", **{"diversity.norm_weight": 1000.0}),
+    ),
+    (CLASSIFIER, ALPHA, SQRT),
 )

@@ -12,6 +12,7 @@ from bier.paper.ablations import (
     INITIALISATION,
     LAMBDA,
     LOSSES,
+    RULINGS,
     STRENGTH,
     SUMMARY,
 )
@@ -22,7 +23,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(STRENGTH, LOSSES, GROUPS, EMBEDDING_SIZE, INITIALISATION, AUXILIARY, LAMBDA),
-        *(SUMMARY, END_TO_END, DATASETS, CIFAR10, PICTURES, PEERS),
+        *(SUMMARY, END_TO_END, DATASETS, CIFAR10, PICTURES, PEERS, RULINGS),
     )
 }
 

@@ -3,6 +3,8 @@
 from bier.paper.experiment import Column, Row
 
 RECALL = Column("recall", "R@1")
+ALPHA = Column("ensemble-alpha", "R@1, alpha")
+SQRT = Column("ensemble-sqrt", "R@1, sqrt")
 CLASSIFIER = Column("classifier_correlation", "clf. corr.", 4)
 FEATURE = Column("feature_correlation", "feature corr.", 4)
 MEAN_LEARNER = Column("mean_learner", "mean R@1 of learners")
@@ -15,13 +17,6 @@ EVEN = (170, 171, 171)
 BASELINE = Row(
     "Baseline-512", "baseline", groups=WHOLE, paper={"recall": 51.76, "feature_correlation": 0.1530}
 )  # fmt: skip
-INIT_EVEN = Row(
-    "Init-170-171-171",
-    "init",
-    groups=EVEN,
-    paper={"recall": 53.73, "classifier_correlation": 0.8362, "feature_correlation": 0.1005},
-    paper_learners=(51.94, 51.99, 52.26),
-)
 INIT = Row(
     "Init-96-160-256",
     "init",
@@ -29,12 +24,13 @@ INIT = Row(
     paper={"recall": 53.93, "classifier_correlation": 0.9008, "feature_correlation": 0.1197},
     paper_learners=(50.35, 52.60, 53.36),
 )
-BIER_EVEN = Row(
-    "BIER-170-171-171",
-    "bier",
+INIT_EVEN = Row(
+    "Init-170-171-171",
+    "init",
     groups=EVEN,
-    paper={"recall": 54.76, "classifier_correlation": 0.7882, "feature_correlation": 0.0988},
-    paper_learners=(51.47, 52.28, 52.38),
+    tuned_as=INIT,
+    paper={"recall": 53.73, "classifier_correlation": 0.8362, "feature_correlation": 0.1005},
+    paper_learners=(51.94, 51.99, 52.26),
 )
 BIER = Row(
     "BIER-96-160-256",
@@ -47,6 +43,14 @@ BIER = Row(
         "mean_learner": 52.29,
     },
     paper_learners=(49.95, 52.82, 54.09),
+)
+BIER_EVEN = Row(
+    "BIER-170-171-171",
+    "bier",
+    groups=EVEN,
+    tuned_as=BIER,
+    paper={"recall": 54.76, "classifier_correlation": 0.7882, "feature_correlation": 0.0988},
+    paper_learners=(51.47, 52.28, 52.38),
 )
 ACTIVATION = Row(
     "Activation BIER-96-160-256",

@@ -144,6 +144,8 @@ def measured(result: Result, key: str) -> float | None:
     if key == "recall":
         value: float = result["recall"]["ensemble"]["1"]
         return value
+    if key.startswith("ensemble-"):
+        return float(result["recall"][key]["1"])
     if key == "accuracy":
         return float(result["accuracy"]["ensemble"])
     if key == "mean_learner":

@@ -85,7 +85,20 @@ def load_data(config: Config) -> Dataset:
         raise ConfigError(
             f"'train.patience' = {config.train.patience} needs images to validate on; set data.validation=0.1."
         )
-    return _fewer_classes(dataset, settings.train_classes) if settings.train_classes else dataset
+    if settings.train_classes:
+        dataset = _fewer_classes(dataset, settings.train_classes)
+    return _fewer_images(dataset, settings.train_images) if settings.train_images else dataset
+
+
+def _fewer_images(dataset: Dataset, count: int) -> Dataset:
+    """The data set with `count` training images of each class (or all it has), spread evenly over them."""
+    part = dataset["train"]
+    chosen = np.zeros(len(part), bool)
+    for label in np.unique(part.labels):
+        members = np.flatnonzero(part.labels == label)
+        chosen[members[np.linspace(0, len(members) - 1, min(count, len(members))).round().astype(np.int64)]] = True
+    fewer = part.select(chosen)
+    return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_images": count})
 
 
 def _fewer_classes(dataset: Dataset, count: int) -> Dataset:
