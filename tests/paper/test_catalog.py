@@ -95,7 +95,7 @@ NAMES = ("No auxiliary loss (BIER)", "Adversarial Loss (A-BIER)")
 def test_a_search_holds_out_training_classes() -> None:
     row = named("strength", "Baseline-512")
     config = config_of(row, SMALL, rate=6e-5, search=True)
-    assert (config.data.validation, config.train.steps, config.train.learning_rate) == (0.2, 150, 6e-5)
+    assert (config.data.validation, config.train.steps, config.train.learning_rate) == (0.2, 100, 6e-5)
     assert config_of(row, SMOKE).model.embedding == 64
 
 

@@ -5,7 +5,7 @@ import pytest
 import bier
 from bier.config import Config
 from bier.errors import ConfigError
-from bier.training.methods import METHODS, SUITED, resolve
+from bier.training.methods import BOTH, METHODS, SUITED, resolve
 
 
 def test_the_five_methods() -> None:
@@ -27,13 +27,15 @@ def test_the_five_methods() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("data", ["glyphs", "folder", "cub", "cifar10", "features", "vehicleid"])
 def test_a_method_is_the_data_sets_config_with_its_own_values(method: str, data: str) -> None:
-    by_hand = {**SUITED.get(data, {}), **METHODS[method], "method": method, "data.name": data}
+    together = BOTH.get((data, method), {})
+    by_hand = {**SUITED.get(data, {}), **METHODS[method], **together, "method": method, "data.name": data}
     assert resolve(method, data) == Config().with_settings(by_hand)
 
 
 def test_the_order_is_defaults_data_method_caller() -> None:
     assert resolve("a-bier", "glyphs").model.backbone == "conv4"  # the data set's, not the default
     assert resolve("baseline", "cifar10").model.groups == 1  # the method's, not the data set's
+    assert resolve("a-bier", "cifar10").diversity.weight == 1e-5  # what both need, not the method's
     chosen = resolve("baseline", "glyphs", {"model.groups": 2, "loss.boost": True, "train.steps": 3})
     assert (chosen.model.groups, chosen.loss.boost, chosen.train.steps) == (2, True, 3)
 

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from bier.config import Config
 from bier.errors import ConfigError
 from bier.paper.experiment import Row
-from bier.training import resolve
-from bier.training.methods import METHODS, SUITED
+from bier.training import methods, resolve
 
 Kind = Literal["retrieval", "classification", "features"]
 FASTER = 10.0  # the paper trains at 1e-6, and at 1e-5 with an auxiliary loss
@@ -82,7 +81,7 @@ SMALL = _budget(
         "model.trainable_from": "blocks.6",
         "model.trunk_views": 4,
         "loss.cost": 10.0,  # chosen on validation classes; see docs/results.md
-        "train.steps": 300,
+        "train.steps": 200,
         "train.batch_classes": 8,
         "train.batch_images": 8,
         "train.schedule": "cosine",
@@ -90,17 +89,17 @@ SMALL = _budget(
         "train.keep_checkpoints": 1,
     },
     {
-        "data.train_images": 500,  # of each class, so that the plain network over-fits within the budget
-        "train.steps": 1500,
-        "train.batch_images": 5,
-        "train.checkpoint_every": 500,
-        "train.validate_every": 1500,
+        "data.train_images": 100,  # of each class, so that the plain network over-fits within the budget
+        "train.steps": 600,
+        "train.batch_images": 3,
+        "train.checkpoint_every": 300,
+        "train.validate_every": 600,
         "train.keep_checkpoints": 1,
     },
     seeds=3,
-    all_layers={"train.steps": 100, "train.checkpoint_every": 25},
+    all_layers={"train.steps": 80, "train.checkpoint_every": 20},
     grid={"retrieval": (2e-5, 4e-5, 8e-5), "classification": (5e-4, 1e-3, 2e-3)},
-    search_steps={"retrieval": 150, "classification": 500},
+    search_steps={"retrieval": 100, "classification": 300},
 )
 FULL = _budget(
     "full",
@@ -163,8 +162,8 @@ def settings_of(row: Row, budget: Budget, *, rate: float | None = None, search: 
 
 
 def suited(row: Row) -> dict[str, Any]:
-    """What suits the data set and what the method is, as `bier.training.resolve` has it."""
-    return {**SUITED.get(_data(row), {}), **METHODS[row.method], "data.name": _data(row)}
+    """What a row begins with, as `bier.training.resolve` has it."""
+    return methods.suited(row.method, _data(row))
 
 
 def _data(row: Row) -> str:

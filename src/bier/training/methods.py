@@ -50,7 +50,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "train.batch_classes": 10,
         "train.batch_images": 10,
         "train.steps": 8000,
-        "train.weight_decay": 4e-3,
+        "train.weight_decay": 1e-4,
     },
     "features": {
         **_FROM_SCRATCH,
@@ -62,6 +62,17 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     "table": _OWN_PICTURES,
 }
 
+# Where the gradient of the diversity loss reaches every layer, the weights above silence all features within 50 steps.
+BOTH: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("cifar10", "activation-bier"): {"diversity.weight": 1e-4},
+    ("cifar10", "a-bier"): {"diversity.weight": 1e-5},
+}
+
+
+def suited(method: str, data: str) -> dict[str, Any]:
+    """What suits the data set, what the method is, and what the two need together."""
+    return {**SUITED.get(data, {}), **METHODS[method], **BOTH.get((data, method), {}), "data.name": data}
+
 
 def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -> Config:
     """The config of a run: defaults, then what suits the data set, then the method, then the caller's settings."""
@@ -69,5 +80,5 @@ def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -
         near = difflib.get_close_matches(method, METHODS, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ConfigError(f"The method must be one of {', '.join(METHODS)}. Got '{method}' instead.{hint}")
-    layers = {**SUITED.get(data, {}), **METHODS[method], "method": method, "data.name": data, **(settings or {})}
+    layers = {**suited(method, data), "method": method, **(settings or {})}
     return Config().with_settings(layers)
