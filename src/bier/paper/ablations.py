@@ -124,7 +124,7 @@ AUXILIARY = Experiment(
     learners=True,
 )
 
-LAMBDAS = (1e-4, 1e-3, 1e-2, 1e-1)
+LAMBDAS = (1e-3, 1e-2, 1e-1)
 PEAKS = {("activation-bier", 1e-2): 56.5, ("a-bier", 1e-3): 57.5}
 
 

@@ -90,16 +90,16 @@ SMALL = _budget(
     },
     {
         "data.train_images": 100,  # of each class, so that the plain network over-fits within the budget
-        "train.steps": 600,
+        "train.steps": 400,
         "train.batch_images": 3,
-        "train.checkpoint_every": 300,
-        "train.validate_every": 600,
+        "train.checkpoint_every": 200,
+        "train.validate_every": 400,
         "train.keep_checkpoints": 1,
     },
     seeds=3,
-    all_layers={"train.steps": 80, "train.checkpoint_every": 20},
+    all_layers={"train.steps": 50, "train.checkpoint_every": 25},
     grid={"retrieval": (2e-5, 4e-5, 8e-5), "classification": (5e-4, 1e-3, 2e-3)},
-    search_steps={"retrieval": 100, "classification": 300},
+    search_steps={"retrieval": 100, "classification": 200},
 )
 FULL = _budget(
     "full",
