@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
