@@ -116,7 +116,14 @@ AUXILIARY = Experiment(
     "Diversity losses during training",
     (
         replace(BIER, label="No auxiliary loss (BIER)"),
-        replace(BIER, label="No auxiliary loss, ten times the rate", fast=True, tuned_as=BIER, paper={"recall": 52.3}),
+        replace(
+            BIER,
+            label="No auxiliary loss, ten times the rate",
+            fast=True,
+            tuned_as=BIER,
+            paper={"recall": 52.3},
+            paper_learners=(),
+        ),
         replace(ACTIVATION, label="Activation Loss"),
         replace(A_BIER, label="Adversarial Loss (A-BIER)"),
     ),
