@@ -7,9 +7,8 @@
 
 The collection is the real images; larger sizes add distractors. `drawn` ones come from a normal distribution with the
 mean and covariance of the real vectors: other images of the same kind of collection. `mixed` ones are means of two real
-vectors with random weights, which crowd the very neighbourhoods that are asked for: harder than any collection of
-photographs. Both are scaled back to the learners' lengths. The queries are 200 real images that are not in the
-collection.
+vectors with random weights, which crowd the very neighbourhoods that are asked for. Both are scaled back to the
+learners' lengths. The queries are 200 real images that are not in the collection.
 """
 
 import argparse

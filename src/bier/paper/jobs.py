@@ -55,6 +55,11 @@ class Job:
         """The runs that choose the rate of this one."""
         return [] if self.is_search else searches(self.row, self.budget)
 
+    @property
+    def needs(self) -> list["Job"]:
+        """The runs that must be done before this one."""
+        return [*self.searches, *([self.before] if self.before else [])]
+
 
 def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[Job]:
     """The runs that the experiments need, each once, in an order in which each finds what it needs; first all of the
@@ -68,10 +73,8 @@ def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[
 
 
 def _with_needs(job: Job) -> Iterator[Job]:
-    for search in job.searches:
-        yield from _with_needs(search)
-    if job.before is not None:
-        yield from _with_needs(job.before)
+    for need in job.needs:
+        yield from _with_needs(need)
     yield job
 
 

@@ -165,12 +165,11 @@ class _Runner:
     @contextmanager
     def claimed(self, job: Job) -> Iterator[bool]:
         """Whether this process may run the job: no other is at it or has just done it, and what it needs is there."""
-        needs = [*job.searches, *([job.before] if job.before else [])]
         lock = FileLock(self.places.out / "locks" / job.key, timeout=0)
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             with lock:
-                known = [self.results.path(need.key).is_file() for need in needs]
+                known = [self.results.path(need.key).is_file() for need in job.needs]
                 yield all(known) and not self.results.path(job.key).is_file()
         except Timeout:
             yield False

@@ -99,7 +99,7 @@ def _fewer_images(dataset: Dataset, count: int) -> Dataset:
     chosen = np.zeros(len(part), bool)
     for label in np.unique(part.labels):
         members = np.flatnonzero(part.labels == label)
-        chosen[members[np.linspace(0, len(members) - 1, min(count, len(members))).round().astype(np.int64)]] = True
+        chosen[_spread(members, min(count, len(members)))] = True
     fewer = part.select(chosen)
     return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_images": count})
 
@@ -110,9 +110,14 @@ def _fewer_classes(dataset: Dataset, count: int) -> Dataset:
     present = np.unique(part.labels)
     if count > len(present):
         raise ConfigError(f"'data.train_classes' = {count} asks for more than the {len(present)} classes there are.")
-    chosen = present[np.linspace(0, len(present) - 1, count).round().astype(np.int64)]
+    chosen = _spread(present, count)
     fewer = part.select(np.isin(part.labels, chosen)).only_present()
     return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_classes": count})
+
+
+def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """`count` of the values, evenly spread over them."""
+    return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
 
 
 def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder | None = None) -> Workbench:
