@@ -235,3 +235,15 @@ def test_scaled_features_make_the_loss_independent_of_their_scale() -> None:
     loss = ActivationLoss(GROUPS, scale_features=True)
     assert loss(ensemble, features).total.item() == pytest.approx(loss(ensemble, 100 * features).total.item())
     assert loss(ensemble, torch.zeros_like(features)).similarity == 0
+
+
+@pytest.mark.parametrize("make", [ActivationLoss, AdversarialLoss])
+def test_scaled_features_cannot_lower_the_loss_by_shrinking(make: type[ActivationLoss | AdversarialLoss]) -> None:
+    ensemble, features = setting()
+    features.requires_grad_()
+    loss = make(GROUPS, scale_features=True, through_backbone=True).double()
+    loss(ensemble, features).total.backward()
+    assert features.grad is not None
+    size = features.grad.norm() * features.norm()
+    assert size > 0
+    assert abs((features.grad * features).sum()) < 1e-5 * size  # no pull along the features themselves

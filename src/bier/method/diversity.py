@@ -30,8 +30,9 @@ class _DiversityLoss(nn.Module):
             step of the optimizer puts the rows back to length 1.
         reduction: `sum`, as the paper writes it, or `mean` over dimensions and rows, as its authors ran it.
         through_backbone: let the gradient reach the features too (classification does; else W = 0 has company).
-        scale_features: divide the features by their root mean square (no gradient through it), so that lambda_div
-            means the same for every backbone; the loss grows with the second to fourth power of their scale.
+        scale_features: divide the features by their root mean square, so that lambda_div means the same for every
+            backbone (the loss grows with the second to fourth power of their scale), and so that a backbone which the
+            gradient reaches cannot lower the loss by shrinking them all to 0.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class _DiversityLoss(nn.Module):
         if not self.through_backbone:
             features = features.detach()
         if self.scale_features:
-            mean_square = features.detach().square().mean()
+            mean_square = features.square().mean()
             features = features * torch.where(mean_square > 0, mean_square.rsqrt(), torch.ones_like(mean_square))
         return ensemble.split(ensemble(features))
 
