@@ -40,11 +40,11 @@ def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
     for name, one in result["experiments"].items():
         assert one["complete"], name
         assert all(Path(path).is_file() for path in one["files"])
-        assert "Budget smoke" in (out_folder / "tables" / f"{name}.md").read_text()
+        assert "Budget smoke" in (out_folder / "tables" / f"{name}-smoke.md").read_text()
     assert len(result["experiments"]["datasets"]["rows"]) == 6
     assert len(result["experiments"]["pictures"]["files"]) > 2
     for name in ("groups", "embedding-size", "lambda"):
-        assert (out_folder / "tables" / f"{name}.png").is_file()
+        assert (out_folder / "tables" / f"{name}-smoke.png").is_file()
 
     code, out, said = cli("paper", "run", "summary", "--budget", "smoke", "--out", out_folder)
     assert (code, out) == (0, "")

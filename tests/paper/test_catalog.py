@@ -19,7 +19,7 @@ def named(name: str, label: str) -> Row:
 def test_every_experiment_is_there() -> None:
     assert list(EXPERIMENTS) == [
         *("strength", "losses", "groups", "embedding-size", "initialisation", "auxiliary", "lambda", "summary"),
-        *("end-to-end", "datasets", "cifar10", "pictures", "peers", "rulings"),
+        *("end-to-end", "datasets", "cifar10", "pictures", "peers", "tried"),
     ]
 
 
@@ -47,10 +47,10 @@ def test_what_the_paper_got(name: str, label: str, key: str, expected: float) ->
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 def test_every_row_is_a_config(budget: object) -> None:
-    for _, row in ROWS:
+    for name, row in ROWS:
         config = config_of(row, budget, seed=3)  # type: ignore[arg-type]
         assert config.seed == 3
-        assert config.data.validation == 0
+        assert config.data.validation == (0.5 if name == "tried" else 0)
 
 
 @pytest.mark.parametrize("budget", [SMALL, FULL], ids=["small", "full"])
@@ -102,5 +102,5 @@ def test_a_search_holds_out_training_classes() -> None:
 def test_names_that_there_are_not() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'strength'"):
         experiment("strenght")
-    with pytest.raises(ConfigError, match=r"smoke, small, full\. Got 'smal' instead\. Did you mean 'small'"):
+    with pytest.raises(ConfigError, match=r"smoke, small, deep, full\. Got 'smal' instead\. Did you mean 'small'"):
         budget_of("smal")

@@ -112,6 +112,16 @@ def test_the_rate_is_chosen_on_validation(root: Path, tmp_path: Path, monkeypatc
     assert not (tmp_path / "runs" / outcome.made[0]).exists()
 
 
+def test_what_was_tried_is_measured_on_held_out_training_classes(root: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    budget = replace(SMOKE, grid={"retrieval": (1e-4, 1e-3)})
+    outcome = run([only("tried", "Baseline, SGD at 1e-2")], budget, Places(root, tmp_path), watch)
+    (config,) = watch.configs  # a row with a rate of its own is not searched for one
+    assert (config.train.learning_rate, config.train.optimizer, config.data.validation) == (1e-2, "sgd", 0.5)
+    result = json.loads((tmp_path / "results" / f"{outcome.made[0]}.json").read_text())
+    assert (result["images"]["train"], result["queries"]) == (48, 24)
+
+
 def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Path) -> None:
     watch = Watch()
     outcome = run([only("end-to-end", "Stagewise: features fixed")], SMOKE, Places(root, tmp_path), watch)

@@ -90,7 +90,7 @@ def test_figures(tmp_path: Path, name: str) -> None:
     for number, row in enumerate(one.rows):
         put(tmp_path, row, 0, 50.0 + number)
     path = write_plot(table_of(one, SMALL, Results(tmp_path)), tmp_path)
-    assert path == tmp_path / "tables" / f"{name}.png"
+    assert path == tmp_path / "tables" / f"{name}-small.png"
     with Image.open(path) as image:
         assert image.size[0] > 800
     assert {line.row.series for line in table_of(one, SMALL, Results(tmp_path)).lines} in (

@@ -87,13 +87,17 @@ def list_experiments(as_json: Json = False) -> None:
         budgets = {name: {"about": budget.about, "seeds": budget.seeds} for name, budget in BUDGETS.items()}
         emit({"experiments": listed, "all": together, "budgets": budgets})
         return
-    table = Drawn("name", "what it compares", "rows", *(f"{name} runs" for name in BUDGETS))
+    table = Drawn(Column("name", no_wrap=True), "what it compares", "rows", f"runs: {', '.join(BUDGETS)}")
     for name, one in listed.items():
-        table.add_row(name, str(one["title"]), str(len(one["rows"])), *map(str, one["runs"].values()))  # type: ignore[attr-defined]
-    table.add_row(ALL, "all of them; runs that tables share are made once", "", *map(str, together.values()))
+        table.add_row(name, str(one["title"]), str(len(one["rows"])), _runs(one["runs"]))  # type: ignore[arg-type]
+    table.add_row(ALL, "all of them; runs that tables share are made once", "", _runs(together))
     console.print(table)
     for budget in BUDGETS.values():
         say(f"{budget.name}: {budget.about}; {budget.seeds} seed(s)")
+
+
+def _runs(counts: dict[str, int]) -> str:
+    return ", ".join(map(str, counts.values()))
 
 
 def run(
@@ -101,7 +105,7 @@ def run(
     root: Annotated[
         Path | None, typer.Option("--root", metavar="PATH", help="The folder that holds the data sets.")
     ] = None,
-    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, small or full.")] = "small",
+    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full.")] = "small",
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Seeds of each row. [default: the budget's]")
     ] = None,
@@ -152,7 +156,7 @@ def show(
     names: Names,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="NAME", help="smoke, small or full. [default: the largest with results]"),
+        typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full. [default: the largest with results]"),
     ] = None,
     out: Out = Path("runs/paper"),
     as_json: Json = False,

@@ -8,7 +8,6 @@ from bier.paper.experiment import Experiment, Figure, Row
 from bier.paper.rows import (
     A_BIER,
     ACTIVATION,
-    ALPHA,
     BASELINE,
     BIER,
     BIER_EVEN,
@@ -18,7 +17,6 @@ from bier.paper.rows import (
     INIT_EVEN,
     MEAN_LEARNER,
     RECALL,
-    SQRT,
     THREE,
     WHOLE,
 )
@@ -194,23 +192,4 @@ END_TO_END = Experiment(
         _varied(A_BIER, "All layers, A-BIER", ALL_LAYERS),
     ),
     (CLASSIFIER, FEATURE, RECALL),
-)
-
-# As sums the terms are larger by the numbers of dimensions that a mean divides by, so lambda_div is smaller.
-RULINGS = Experiment(
-    "rulings",
-    "What the paper leaves open: sums or means, alpha or sqrt",
-    (
-        replace(BIER, label="BIER"),
-        replace(A_BIER, label="A-BIER, means, lambda_div 1e-3"),
-        *(
-            _varied(
-                A_BIER,
-                f"A-BIER, sums, lambda_div {weight:g}",
-                {"diversity.reduction": "sum", "diversity.weight": weight},
-            )
-            for weight in (1e-6, 1e-5)
-        ),
-    ),
-    (CLASSIFIER, ALPHA, SQRT),
 )

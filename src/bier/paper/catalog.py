@@ -12,18 +12,18 @@ from bier.paper.ablations import (
     INITIALISATION,
     LAMBDA,
     LOSSES,
-    RULINGS,
     STRENGTH,
     SUMMARY,
 )
 from bier.paper.comparisons import CIFAR10, DATASETS, PEERS, PICTURES
 from bier.paper.experiment import Experiment
+from bier.paper.tried import TRIED
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(STRENGTH, LOSSES, GROUPS, EMBEDDING_SIZE, INITIALISATION, AUXILIARY, LAMBDA),
-        *(SUMMARY, END_TO_END, DATASETS, CIFAR10, PICTURES, PEERS, RULINGS),
+        *(SUMMARY, END_TO_END, DATASETS, CIFAR10, PICTURES, PEERS, TRIED),
     )
 }
 

@@ -34,6 +34,11 @@ class Row:
     series: str = ""
     x: float = 0.0
 
+    @property
+    def validated(self) -> bool:
+        """Whether its settings hold training classes out, to be measured on in place of the test classes."""
+        return "data.validation" in self.settings
+
 
 @dataclass(frozen=True)
 class Column:

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from bier.config import Config
-from bier.paper.budgets import Budget, kind_of, settings_of, suited
+from bier.paper.budgets import Budget, rates, settings_of, suited
 from bier.paper.experiment import Experiment, Row
 
 # Where things lie, how a run is written down and what it is called: none of it changes a number.
@@ -80,13 +80,13 @@ def _with_needs(job: Job) -> Iterator[Job]:
 
 def searches(row: Row, budget: Budget) -> list[Job]:
     """One run a rate of the grid; none where there is nothing to choose."""
-    grid = budget.grid.get(kind_of(row), ())
+    grid = rates(row, budget)
     return [Job(row.tuned_as or row, budget, 0, rate) for rate in grid] if len(grid) > 1 else []
 
 
 def row_digest(row: Row, budget: Budget) -> str:
     """The digest of a row's final run: its settings before the search for a rate, and that search."""
-    grid = budget.grid.get(kind_of(row), ())
+    grid = rates(row, budget)
     settings = settings_of(row, budget, rate=grid[0] if grid else None)
     keys = [search.key for search in searches(row, budget)]
     return _digest({**_identity(row, budget, settings), "searches": keys, "fast": row.fast})

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from bier.evaluate.plots import GREY, LEARNERS, MARKS, new_figure
-from bier.paper.tables import Table
+from bier.paper.tables import Table, table_path
 
 
 def write_plot(table: Table, out: Path) -> Path | None:
-    """OUT/tables/NAME.png, where the experiment has a figure and results to draw."""
+    """OUT/tables/NAME-BUDGET.png, where the experiment has a figure and results to draw."""
     figure_of = table.experiment.figure
     lines = [line for line in table.lines if line.row.series and not line.learner]
     if figure_of is None or not any("recall" in line.ours for line in lines):
@@ -38,7 +38,7 @@ def write_plot(table: Table, out: Path) -> Path | None:
     ax.set_ylabel("Recall@1 (%)")
     ax.set_title(f"{figure_of.title}\nbudget {table.budget.name}, {table.seeds} seed(s)", fontsize=10, color=GREY)
     ax.legend(frameon=False, fontsize=8)
-    path = out / "tables" / f"{table.experiment.name}.png"
+    path = table_path(table, out, "png")
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}")
     with aside.open("wb") as file:

@@ -20,7 +20,7 @@ from bier.config import Config
 from bier.data import Dataset
 from bier.errors import ConfigError, DataError
 from bier.models.model import load
-from bier.paper.budgets import FASTER, Budget, config_of, kind_of
+from bier.paper.budgets import FASTER, Budget, config_of, kind_of, rates
 from bier.paper.experiment import Experiment
 from bier.paper.jobs import Job, plan, relevant, row_digest
 from bier.paper.peers import peer
@@ -30,6 +30,7 @@ from bier.paper.stagewise import write_features
 from bier.training import Observer, train
 from bier.training.assess import assess, assess_classifier
 from bier.training.record import CHECKPOINTS, CONFIG, MODEL
+from bier.training.setup import load_data
 
 PATIENCE = 2.0  # seconds between two looks at what other processes have done
 SIZES = ("small", "medium", "large")  # the test sets of VehicleID
@@ -57,8 +58,9 @@ class Places:
     weights: Path | None = None
 
     def settings(self, job: Job) -> dict[str, Any]:
-        # Runs that choose the rate train on fewer classes: maps of the frozen stages must not replace each other.
-        home = self.out / "cache" / ("search" if job.is_search else "all")
+        # Runs that hold classes out train on fewer images: maps of the frozen stages must not replace each other.
+        trained_on = "search" if job.is_search else "part" if job.row.validated else "all"
+        home = self.out / "cache" / trained_on
         chosen = {"data.root": str(self.root), "data.cache": str(home)}
         if job.row.features_of is not None:
             chosen = {"data.root": str(self.features(job))}
@@ -220,7 +222,7 @@ class _Runner:
 
     def _config(self, job: Job, searched: Iterable[Result]) -> Config:
         """The config of a job, with the rate that did best on validation classes; the lower one of equals."""
-        grid = job.budget.grid.get(kind_of(job.row), ())
+        grid = rates(job.row, job.budget)
         best = max(searched, key=lambda one: (one["validation"], -one["learning_rate"]), default=None)
         rate = job.rate or (best["learning_rate"] if best else grid[0] if grid else None)
         if rate is not None and job.row.fast:
@@ -242,6 +244,8 @@ class _Runner:
         if job.row.features_of is not None:
             return assess(model, data.load("features", self.places.features(job)), progress=follow).to_dict()
         cache = Path(self.places.settings(job)["data.cache"])
+        if job.row.validated:
+            return assess(model, load_data(config), part="validation", cache=cache, progress=follow).to_dict()
         frozen = config.model.trainable_from if config.model.trunk_views else ""
         measured = assess(
             model, self.datasets[job.row.data], cache=cache, frozen_before=frozen, progress=follow

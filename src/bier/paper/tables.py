@@ -167,9 +167,14 @@ def _spread(results: Sequence[Result], value: Callable[[Result], float | None]) 
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
+def table_path(table: Table, out: Path, ending: str) -> Path:
+    """Where the table or its figure is written."""
+    return out / "tables" / f"{table.experiment.name}-{table.budget.name}.{ending}"
+
+
 def write_table(table: Table, out: Path) -> Path:
-    """OUT/tables/NAME.md."""
-    path = out / "tables" / f"{table.experiment.name}.md"
+    """OUT/tables/NAME-BUDGET.md."""
+    path = table_path(table, out, "md")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_aside(path, table.markdown().encode())
     return path
