@@ -156,7 +156,7 @@ def show(
     names: Names,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full. [default: the largest with results]"),
+        typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full; else the largest with results."),
     ] = None,
     out: Out = Path("runs/paper"),
     as_json: Json = False,
