@@ -63,7 +63,7 @@ class LossConfig:
     boost: bool = setting(True, "weigh pairs for each learner by how wrong the ensemble so far is")
     beta1: float = setting(2.0, "slope of binomial deviance")
     beta2: float = setting(0.5, "threshold of binomial deviance")
-    cost: float = setting(25.0, "cost of negative pairs in binomial deviance")
+    cost: float = setting(10.0, "cost of negative pairs in binomial deviance; the paper's is 25")
     margin: float = setting(-1.0, "margin of contrastive or triplet loss; -1 for the paper's")
     dropout: float = setting(0.0, "dropout before the classifiers", least=0, most=0.95)
 

@@ -47,6 +47,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "model.groups": 2,
         "loss.name": "cross-entropy",
         "diversity.through_backbone": True,
+        "data.augment": "none",  # the paper names none, and compares with a baseline that has weight decay only
         "train.batch_classes": 10,
         "train.batch_images": 10,
         "train.steps": 8000,
@@ -62,11 +63,8 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     "table": _OWN_PICTURES,
 }
 
-# Where the gradient of the diversity loss reaches every layer, the weights above silence all features within 50 steps.
-BOTH: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("cifar10", "activation-bier"): {"diversity.weight": 1e-4},
-    ("cifar10", "a-bier"): {"diversity.weight": 1e-5},
-}
+# Where the gradient of the Activation Loss reaches every layer, less is enough; chosen on validation images.
+BOTH: Mapping[tuple[str, str], Mapping[str, Any]] = {("cifar10", "activation-bier"): {"diversity.weight": 1e-3}}
 
 
 def suited(method: str, data: str) -> dict[str, Any]:
