@@ -8,9 +8,10 @@ from bier.paper.experiment import Experiment, Row
 from bier.paper.rows import A_BIER, ALPHA, BASELINE, CLASSIFIER, SQRT
 
 HELD_OUT = {"data.validation": 0.5}
+Changes = Mapping[str, Mapping[str, Any]]  # what changes -> the settings that do it
 
 
-def _rows(row: Row, title: str, changes: Mapping[str, Mapping[str, Any]]) -> tuple[Row, ...]:
+def _rows(row: Row, title: str, changes: Changes) -> tuple[Row, ...]:
     """The row under each change, at the rate found for the row itself unless the change has its own."""
     return tuple(
         replace(row, label=f"{title}{', ' * bool(what)}{what}", settings={**HELD_OUT, **change}, tuned_as=row, paper={})
@@ -18,7 +19,7 @@ def _rows(row: Row, title: str, changes: Mapping[str, Mapping[str, Any]]) -> tup
     )
 
 
-BOTH = {
+BOTH: Changes = {
     "": {},
     "cost of negative pairs 25": {"loss.cost": 25.0},
     "16 classes x 4 images": {"train.batch_classes": 16, "train.batch_images": 4},
@@ -29,7 +30,7 @@ BOTH = {
     "SGD at 1e-2": {"train.optimizer": "sgd", "train.learning_rate": 1e-2},
 }
 # As sums the terms are larger by the numbers of dimensions that a mean divides by, so lambda_div is smaller.
-ENSEMBLE = {
+ENSEMBLE: Changes = {
     "no diversity loss": {"diversity.name": "none"},
     "lambda_div 1e-4": {"diversity.weight": 1e-4},
     "lambda_div 3e-3": {"diversity.weight": 3e-3},
