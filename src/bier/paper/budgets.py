@@ -97,7 +97,7 @@ SMALL = _budget(
     },
     seeds=3,
     all_layers={"train.steps": 50, "train.checkpoint_every": 25},
-    grid={"retrieval": (2e-5, 4e-5, 8e-5), "classification": (5e-4, 1e-3, 2e-3)},
+    grid={"retrieval": (2e-5, 4e-5, 8e-5), "classification": (5e-4, 1e-3)},
     search_steps={"retrieval": 100, "classification": 750},
 )
 DEEP = replace(
