@@ -58,7 +58,7 @@ def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["run", "strenght"], "Did you mean 'strength'?"),
-        (["run", "strength", "--budget", "tiny"], "must be one of smoke, small, full"),
+        (["run", "strength", "--budget", "tiny"], "must be one of smoke, small, deep, full"),
         (["run", "strength"], "The budget 'small' needs --root"),
         (["run", "cifar10", "--root", "."], "'cifar10': There is no data_batch_1.bin"),
         (["show", "strength", "--out", "nowhere"], "There are no results of 'strength' in nowhere."),

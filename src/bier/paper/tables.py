@@ -145,7 +145,8 @@ def measured(result: Result, key: str) -> float | None:
         value: float = result["recall"]["ensemble"]["1"]
         return value
     if key.startswith("ensemble-"):
-        return float(result["recall"][key]["1"])
+        recall = result["recall"]
+        return float(recall.get(key, recall["ensemble"])["1"])  # one learner has no weights to choose
     if key == "accuracy":
         return float(result["accuracy"]["ensemble"])
     if key == "mean_learner":
