@@ -247,3 +247,8 @@ def test_scaled_features_cannot_lower_the_loss_by_shrinking(make: type[Activatio
     size = features.grad.norm() * features.norm()
     assert size > 0
     assert abs((features.grad * features).sum()) < 1e-5 * size  # no pull along the features themselves
+
+    dead = torch.zeros_like(features, requires_grad=True)
+    loss(ensemble, dead).total.backward()
+    assert dead.grad is not None
+    assert dead.grad.isfinite().all()

@@ -40,13 +40,13 @@ EmbeddingsFile = Annotated[
     Path | None, typer.Option("--embeddings", metavar="FILE", help="Measure a file that `bier embed` wrote.")
 ]
 DataName = Annotated[
-    str | None, typer.Option("--data", metavar="NAME", help="The data set. [default: the one of the run]")
+    str | None, typer.Option("--data", metavar="NAME", help="The data set. \\[default: the one of the run]")
 ]
 PartName = Annotated[
-    str | None, typer.Option("--part", metavar="NAME", help="Measure this part, like validation. [default: test]")
+    str | None, typer.Option("--part", metavar="NAME", help="Measure this part, like validation. \\[default: test]")
 ]
 Report = Annotated[
-    Path | None, typer.Option("--report", metavar="DIR", help="Where the report goes. [default: RUN/report]")
+    Path | None, typer.Option("--report", metavar="DIR", help="Where the report goes. \\[default: RUN/report]")
 ]
 
 

@@ -107,7 +107,7 @@ def run(
     ] = None,
     budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full.")] = "small",
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Seeds of each row. [default: the budget's]")
+        int | None, typer.Option("--seeds", min=1, help="Seeds of each row. \\[default: the budget's]")
     ] = None,
     out: Out = Path("runs/paper"),
     weights: Annotated[

@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a model.")],
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME", help="Show this data set. [default: the one of the run]")
+        str | None, typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the one of the run]")
     ] = None,
     root: options.Root = None,
     images: Annotated[Path | None, typer.Option("--images", metavar="FOLDER", help="Show these images.")] = None,

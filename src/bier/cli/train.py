@@ -21,7 +21,7 @@ Method = Annotated[
     str, typer.Option("--method", metavar="NAME", help="baseline, init, bier, activation-bier or a-bier.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="The run folder. [default: runs/DATA-METHOD-SEED]")
+    Path | None, typer.Option("--out", metavar="DIR", help="The run folder. \\[default: runs/DATA-METHOD-SEED]")
 ]
 Resume = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Go on with this run from its newest checkpoint.")

@@ -70,7 +70,7 @@ class _DiversityLoss(nn.Module):
             features = features.detach()
         if self.scale_features:
             mean_square = features.square().mean()
-            features = features * torch.where(mean_square > 0, mean_square.rsqrt(), torch.ones_like(mean_square))
+            features = features * mean_square.clamp_min(torch.finfo(features.dtype).tiny).rsqrt()
         return ensemble.split(ensemble(features))
 
     def _finish(

@@ -1,8 +1,6 @@
 """The experiments on CUB-200-2011 that take the method apart."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from bier.paper.experiment import Experiment, Figure, Row
 from bier.paper.rows import (
@@ -19,6 +17,7 @@ from bier.paper.rows import (
     RECALL,
     THREE,
     WHOLE,
+    varied,
 )
 
 STRENGTH = Experiment(
@@ -176,20 +175,15 @@ SUMMARY = Experiment(
 ALL_LAYERS = {"model.trainable_from": "", "model.trunk_views": 0}
 
 
-def _varied(row: Row, label: str, settings: Mapping[str, Any]) -> Row:
-    """The row with other settings, which the paper has no number for, at the rate found for the row itself."""
-    return replace(row, label=label, settings=settings, tuned_as=row, paper={})
-
-
 END_TO_END = Experiment(
     "end-to-end",
     "Boosting on fixed features, and through the network",
     (
         replace(BIER, label="Stagewise: features fixed", features_of=BASELINE, paper={"recall": 52.0}),
         replace(BIER, label="Layers as the budget says (BIER)", paper={"recall": 55.3}),
-        _varied(BASELINE, "All layers, Baseline", ALL_LAYERS),
-        _varied(BIER, "All layers, BIER", ALL_LAYERS),
-        _varied(A_BIER, "All layers, A-BIER", ALL_LAYERS),
+        varied(BASELINE, "All layers, Baseline", ALL_LAYERS),
+        varied(BIER, "All layers, BIER", ALL_LAYERS),
+        varied(A_BIER, "All layers, A-BIER", ALL_LAYERS),
     ),
     (CLASSIFIER, FEATURE, RECALL),
 )

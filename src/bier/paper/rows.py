@@ -1,5 +1,9 @@
 """Columns, and the rows that several tables share: the same row is the same run."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from bier.paper.experiment import Column, Row
 
 RECALL = Column("recall", "R@1")
@@ -9,6 +13,12 @@ CLASSIFIER = Column("classifier_correlation", "clf. corr.", 4)
 FEATURE = Column("feature_correlation", "feature corr.", 4)
 MEAN_LEARNER = Column("mean_learner", "mean R@1 of learners")
 ACCURACY = Column("accuracy", "accuracy")
+
+
+def varied(row: Row, label: str, settings: Mapping[str, Any]) -> Row:
+    """The row with other settings, which the paper has no number for, at the rate found for the row itself."""
+    return replace(row, label=label, settings=settings, tuned_as=row, paper={})
+
 
 WHOLE = (512,)
 THREE = (96, 160, 256)

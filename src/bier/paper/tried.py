@@ -1,21 +1,19 @@
 """What was tried beside the paper's settings, judged on training classes that are held out, never on test classes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bier.paper.experiment import Experiment, Row
-from bier.paper.rows import A_BIER, ALPHA, BASELINE, CLASSIFIER, SQRT
+from bier.paper.rows import A_BIER, ALPHA, BASELINE, CLASSIFIER, SQRT, varied
 
 HELD_OUT = {"data.validation": 0.5}
 Changes = Mapping[str, Mapping[str, Any]]  # what changes -> the settings that do it
 
 
 def _rows(row: Row, title: str, changes: Changes) -> tuple[Row, ...]:
-    """The row under each change, at the rate found for the row itself unless the change has its own."""
+    """The row under each change; a change may bring its own rate."""
     return tuple(
-        replace(row, label=f"{title}{', ' * bool(what)}{what}", settings={**HELD_OUT, **change}, tuned_as=row, paper={})
-        for what, change in changes.items()
+        varied(row, f"{title}, {what}" if what else title, {**HELD_OUT, **change}) for what, change in changes.items()
     )
 
 
