@@ -3,10 +3,10 @@
 import pytest
 
 from bier.errors import ConfigError
-from bier.paper.budgets import BUDGETS, FULL, SMALL, SMOKE, budget_of, config_of
+from bier.paper.budgets import BUDGETS, DEEP, FULL, SMALL, SMOKE, budget_of, config_of
 from bier.paper.catalog import EXPERIMENTS, experiment
 from bier.paper.experiment import Row
-from bier.paper.jobs import plan, row_digest
+from bier.paper.jobs import plan, row_digest, searches
 
 ROWS = [(one.name, row) for one in EXPERIMENTS.values() for row in one.rows]
 
@@ -19,7 +19,7 @@ def named(name: str, label: str) -> Row:
 def test_every_experiment_is_there() -> None:
     assert list(EXPERIMENTS) == [
         *("strength", "losses", "groups", "embedding-size", "initialisation", "auxiliary", "lambda", "summary"),
-        *("end-to-end", "datasets", "cifar10", "pictures", "peers", "tried"),
+        *("length", "end-to-end", "datasets", "cifar10", "pictures", "peers", "tried"),
     ]
 
 
@@ -70,6 +70,14 @@ def test_tables_share_their_runs(budget: object) -> None:
     assert key("auxiliary", "No auxiliary loss, ten times the rate") != bier
     partial = key("end-to-end", "All layers, BIER") != bier
     assert partial == (budget is SMALL)  # the paper's own setting trains all layers anyway
+
+
+def test_length_is_in_steps_of_the_budget() -> None:
+    assert [config_of(row, DEEP).train.steps for row in experiment("length").rows] == [300, 600, 1200] * 2
+    once, twice = named("length", "A-BIER, 1 x the steps"), named("length", "A-BIER, 2 x the steps")
+    assert row_digest(once, DEEP) == row_digest(named("summary", "Boosting, auxiliary Adversarial Loss"), DEEP)
+    assert row_digest(twice, DEEP) != row_digest(once, DEEP)
+    assert [job.key for job in searches(twice, DEEP)] == [job.key for job in searches(once, DEEP)]
 
 
 def test_a_plan_has_each_run_once_and_its_needs_first() -> None:

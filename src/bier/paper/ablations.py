@@ -172,6 +172,24 @@ SUMMARY = Experiment(
     (RECALL,),
 )
 
+
+def _length(row: Row, title: str, length: float) -> Row:
+    label = f"{title}, {length:g} x the steps"
+    return replace(row, label=label, length=length, paper={}, tuned_as=row, series=title, x=length)
+
+
+LENGTH = Experiment(
+    "length",
+    "How long to train",
+    tuple(
+        _length(row, title, length)
+        for row, title in ((BASELINE, "Baseline"), (A_BIER, "A-BIER"))
+        for length in (0.5, 1.0, 2.0)
+    ),
+    (CLASSIFIER, FEATURE, RECALL),
+    figure=Figure("How long to train", "times the steps of the budget"),
+)
+
 ALL_LAYERS = {"model.trainable_from": "", "model.trunk_views": 0}
 
 

@@ -168,6 +168,7 @@ def settings_of(row: Row, budget: Budget, *, rate: float | None = None, search: 
     if row.settings.get("model.trainable_from") == "":
         settings |= budget.all_layers
     settings |= row.settings
+    settings["train.steps"] = round(settings["train.steps"] * row.length)
     if search or row.validated:
         steps = budget.search_steps.get(kind, settings["train.steps"])
         settings |= {"train.steps": steps, "train.validate_every": steps}

@@ -11,6 +11,7 @@ from bier.paper.ablations import (
     GROUPS,
     INITIALISATION,
     LAMBDA,
+    LENGTH,
     LOSSES,
     STRENGTH,
     SUMMARY,
@@ -23,7 +24,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         *(STRENGTH, LOSSES, GROUPS, EMBEDDING_SIZE, INITIALISATION, AUXILIARY, LAMBDA),
-        *(SUMMARY, END_TO_END, DATASETS, CIFAR10, PICTURES, PEERS, TRIED),
+        *(SUMMARY, LENGTH, END_TO_END, DATASETS, CIFAR10, PICTURES, PEERS, TRIED),
     )
 }
 

@@ -13,6 +13,7 @@ class Row:
     peer: train with this loss of pytorch-metric-learning in place of ours.
     features_of: train the embedding alone, on the features of the network that this row left.
     tuned_as: take the learning rate that was found for this row; its own is searched for otherwise.
+    length: train for so many times the steps of the budget.
     fast: train at the higher rate that only runs with an auxiliary loss stand.
     size: which test set to read the numbers of, where a data set has several.
     paper_learners: the paper's R@1 of each learner alone.
@@ -29,6 +30,7 @@ class Row:
     peer: str = ""
     features_of: "Row | None" = None
     tuned_as: "Row | None" = None
+    length: float = 1.0
     fast: bool = False
     size: str = ""
     series: str = ""

@@ -27,9 +27,10 @@ def write_plot(table: Table, out: Path) -> Path | None:
             label=series,
         )
         paper = [line for line in mine if "recall" in line.paper]
-        label = f"{series}, paper"
-        x, y = [line.row.x for line in paper], [line.paper["recall"] for line in paper]
-        ax.plot(x, y, "--", color=colour, marker=mark, markerfacecolor="white", linewidth=1, label=label)
+        if paper:
+            x, y = [line.row.x for line in paper], [line.paper["recall"] for line in paper]
+            label = f"{series}, paper"
+            ax.plot(x, y, "--", color=colour, marker=mark, markerfacecolor="white", linewidth=1, label=label)
     if figure_of.logarithmic:
         ax.set_xscale("log")
     else:
