@@ -10,7 +10,7 @@ import bier
 ROOT = Path(bier.__file__).parent
 
 LAYERS = [
-    {"errors"},
+    {"errors", "durable"},
     {"config", "method", "images"},
     {"data", "models", "evaluate", "search"},
     {"training"},

@@ -9,25 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bier.cli import app, main
 from bier.cli.options import Data
 from bier.data import NAMES
-
-
-def run(*arguments: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["bier", *arguments])
-    monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
-    app.registered_groups.clear()
-    app.registered_commands.clear()
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    return int(ended.value.code or 0), printed.out, printed.err
-
-
-@pytest.fixture
-def bier(capsys, monkeypatch):
-    return lambda *arguments: run(*arguments, capsys=capsys, monkeypatch=monkeypatch)
 
 
 @pytest.fixture
@@ -39,40 +22,40 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_check_prints_one_json_object_and_nothing_else(bier, photos: Path) -> None:
-    code, out, _ = bier("data", "check", "--data", "folder", "--root", str(photos), "--json")
+def test_check_prints_one_json_object_and_nothing_else(cli, photos: Path) -> None:
+    code, out, _ = cli("data", "check", "--data", "folder", "--root", str(photos), "--json")
     assert code == 0
     assert json.loads(out) == {"train": {"images": 6, "classes": 2}, "test": {"images": 6, "classes": 2}}
 
 
-def test_check_prints_a_table_for_people(bier, photos: Path) -> None:
-    code, out, err = bier("data", "check", "--data", "folder", "--root", str(photos), "--validation", "0.5")
+def test_check_prints_a_table_for_people(cli, photos: Path) -> None:
+    code, out, err = cli("data", "check", "--data", "folder", "--root", str(photos), "--validation", "0.5")
     assert code == 0
     assert out == ""
     for word in ("train", "validation", "test", "images", "classes", "All files are there."):
         assert word in err
 
 
-def test_check_compares_count_by_count(bier, tmp_path: Path) -> None:
+def test_check_compares_count_by_count(cli, tmp_path: Path) -> None:
     heading = "image_id class_id super_class_id path\n"
     (tmp_path / "Ebay_train.txt").write_text(heading + "1 1 1 a/1.JPG\n")
     (tmp_path / "Ebay_test.txt").write_text(heading + "2 2 1 a/2.JPG\n")
     (tmp_path / "a").mkdir()
-    code, out, err = bier("data", "check", "--data", "sop", "--root", str(tmp_path), "--json")
+    code, out, err = cli("data", "check", "--data", "sop", "--root", str(tmp_path), "--json")
     assert code == 2
     assert json.loads(out)["test"] == {"images": 1, "classes": 1}
     assert "2 of the 2 images of 'sop' are missing" in err
     for name in ("1", "2"):
         (tmp_path / "a" / f"{name}.JPG").touch()
-    code, out, err = bier("data", "check", "--data", "sop", "--root", str(tmp_path))
+    code, out, err = cli("data", "check", "--data", "sop", "--root", str(tmp_path))
     assert code == 2
     assert "differs" in err
     assert "train has 1 images, expected 59,551" in err
     assert "test has 1 classes, expected 11,316" in err
 
 
-def test_check_on_the_real_cub(bier, shared_data: Path) -> None:
-    code, out, _ = bier("data", "check", "--data", "cub", "--root", str(shared_data / "CUB_200_2011"), "--json")
+def test_check_on_the_real_cub(cli, shared_data: Path) -> None:
+    code, out, _ = cli("data", "check", "--data", "cub", "--root", str(shared_data / "CUB_200_2011"), "--json")
     assert code == 0
     assert json.loads(out) == {
         "train": {"images": 5864, "classes": 100},
@@ -90,37 +73,37 @@ def test_check_on_the_real_cub(bier, shared_data: Path) -> None:
         (("--split", "random"), "split"),
     ],
 )
-def test_bad_input_ends_with_one_line_and_code_2(bier, arguments: tuple[str, ...], message: str) -> None:
-    code, out, err = bier("data", "check", *arguments, "--json")
+def test_bad_input_ends_with_one_line_and_code_2(cli, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = cli("data", "check", *arguments, "--json")
     assert code == 2
     assert out == ""
     assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_show_writes_a_picture(bier, photos: Path, tmp_path: Path) -> None:
+def test_show_writes_a_picture(cli, photos: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "sheet.png"
     arguments = ("--data", "folder", "--root", str(photos), "--part", "test", "--classes", "2", "--images", "3")
-    code, out, _ = bier("data", "show", *arguments, "--out", str(sheet), "--json")
+    code, out, _ = cli("data", "show", *arguments, "--out", str(sheet), "--json")
     assert code == 0
     with Image.open(sheet) as picture:
         assert json.loads(out) == {"file": str(sheet), "width": picture.width, "height": picture.height}
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["sheet.png"]
 
 
-def test_show_refuses_what_it_cannot_write_or_find(bier, photos: Path, tmp_path: Path) -> None:
+def test_show_refuses_what_it_cannot_write_or_find(cli, photos: Path, tmp_path: Path) -> None:
     source = ("--data", "folder", "--root", str(photos))
     for out in (tmp_path / "sheet.nonsense", tmp_path / "absent" / "sheet.png"):
-        code, _, err = bier("data", "show", *source, "--out", str(out))
+        code, _, err = cli("data", "show", *source, "--out", str(out))
         assert code == 2
         assert "Got" in err
-    code, _, err = bier("data", "show", *source, "--part", "query", "--out", str(tmp_path / "s.png"))
+    code, _, err = cli("data", "show", *source, "--part", "query", "--out", str(tmp_path / "s.png"))
     assert code == 2
     assert "has the parts train, test. Got 'query'" in err
 
 
-def test_help_names_every_data_set_and_shows_examples(bier) -> None:
-    code, out, _ = bier("data", "check", "--help")
+def test_help_names_every_data_set_and_shows_examples(cli) -> None:
+    code, out, _ = cli("data", "check", "--help")
     assert code == 0
     assert "bier data check --data cub --root" in out
     option = Data.__metadata__[0]  # type: ignore[attr-defined]

@@ -16,7 +16,6 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from bier.cli import app, main
 from bier.images import PreparedImages
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import embedding_file
@@ -25,25 +24,8 @@ from bier.models.embedding_file import EmbeddingFile
 from bier.models.model import Model, load
 from bier.search import read_embeddings
 
-Run = Callable[..., tuple[int, str, str]]
+Cli = Callable[..., tuple[int, str, str]]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture
-def bier(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in this process: (exit code, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
-        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
-        app.registered_groups.clear()
-        app.registered_commands.clear()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +42,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_folder(bier: Run, place: Path) -> None:
-    code, output, errors = bier("embed", place / "run", place / "photos", "--out", place / "a.safetensors", "--json")
+def test_a_folder(cli: Cli, place: Path) -> None:
+    code, output, errors = cli("embed", place / "run", place / "photos", "--out", place / "a.safetensors", "--json")
     assert code == 0, errors
     result = json.loads(output)
     assert (result["images"], result["dimension"], result["groups"]) == (12, 24, [8, 16])
@@ -77,16 +59,16 @@ def test_a_folder(bier: Run, place: Path) -> None:
     assert sorted(path.name for path in place.glob("*a.*")) == ["a.json", "a.safetensors"]
 
 
-def test_a_table_with_boxes_and_a_broken_file(bier: Run, place: Path) -> None:
+def test_a_table_with_boxes_and_a_broken_file(cli: Cli, place: Path) -> None:
     (place / "broken.jpg").write_bytes(b"no picture")
     rows = [(f"photos/class {n % 3}/{n}.png", f"label {n}", 0, 0, 20 + n, 30) for n in range(4)]
     with (place / "table.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "x1", "y1", "x2", "y2"), *rows, ("broken.jpg", "x", 0, 0, 5, 5)])
     arguments = ("embed", place / "run", place / "table.csv", "--out", place / "t.safetensors", "--json")
-    code, output, errors = bier(*arguments)
+    code, output, errors = cli(*arguments)
     assert (code, output) == (2, "")
     assert "broken.jpg" in errors
-    code, output, errors = bier(*arguments, "--skip-broken")
+    code, output, errors = cli(*arguments, "--skip-broken")
     assert code == 0, errors
     assert [Path(one["path"]).name for one in json.loads(output)["skipped"]] == ["broken.jpg"]
     boxes = [row[2:] for row in rows]
@@ -134,21 +116,21 @@ def test_torchrun(place: Path) -> None:
     )
 
 
-def test_bad_input_is_one_line(bier: Run, place: Path) -> None:
+def test_bad_input_is_one_line(cli: Cli, place: Path) -> None:
     for arguments, expected in (
         ((place / "photos", place / "photos", "--out", place / "x.safetensors"), "model.json"),
         ((place / "run", place / "nowhere", "--out", place / "x.safetensors"), "folder, or a table"),
         ((place / "run", place / "photos", "--out", place / "x.npy"), ".safetensors"),
     ):
-        code, output, errors = bier("embed", *arguments)
+        code, output, errors = cli("embed", *arguments)
         assert (code, output) == (2, "")
         assert expected in errors
         assert errors.count("\n") == 1
 
 
-def test_export(bier: Run, place: Path) -> None:
+def test_export(cli: Cli, place: Path) -> None:
     arguments = ("--to", "onnx", "--out", place / "model.onnx", "--json")
-    code, output, errors = bier("export", place / "run", *arguments)
+    code, output, errors = cli("export", place / "run", *arguments)
     assert code == 0, errors
     assert json.loads(output) == {"out": str(place / "model.onnx"), "format": "onnx", "crop": 48, "dimension": 24}
     pixels = np.random.default_rng(3).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8)

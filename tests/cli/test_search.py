@@ -1,7 +1,6 @@
 """`bier index` and `bier search`, run as a user runs them: a model, a folder of pictures, an index or a store."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,26 +11,10 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from bier import EmbeddingEnsemble, Index, Model, load
-from bier.cli import app, main
 from bier.models.backbones import build_backbone
 from bier.search import open_store, read_embeddings
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def bier(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
-        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
-        app.registered_groups.clear()
-        app.registered_commands.clear()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +45,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def index(bier: Run, run_folder: Path, photos: Path, tmp_path: Path) -> Path:
-    code, _, err = bier("index", run_folder, photos, "--out", tmp_path / "index")
+def index(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> Path:
+    code, _, err = cli("index", run_folder, photos, "--out", tmp_path / "index")
     assert code == 0, err
     assert "24 images" in err
     return tmp_path / "index"
@@ -75,7 +58,7 @@ def results(printed: tuple[int, str, str]) -> list[dict]:
     return json.loads(out)["results"]
 
 
-def test_an_index_is_what_the_model_and_python_give(bier: Run, index: Path, run_folder: Path, photos: Path) -> None:
+def test_an_index_is_what_the_model_and_python_give(cli: Cli, index: Path, run_folder: Path, photos: Path) -> None:
     model = load(run_folder)
     made = Index.load(index)
     paths = sorted(path for path in photos.glob("*/*.png") if ".hidden" not in path.parts)
@@ -83,54 +66,54 @@ def test_an_index_is_what_the_model_and_python_give(bier: Run, index: Path, run_
     np.testing.assert_allclose(made.vectors(made.ids), model.encode(paths), atol=1e-5)
     assert [entry.label for entry in made.entries(["across/0.png", "both/3.png"])] == ["across", "both"]
     query = photos / "along" / "3.png"
-    found = results(bier("search", index, query, "-k", "5", "--json"))
+    found = results(cli("search", index, query, "-k", "5", "--json"))
     exact = [one for one in made.search(model.encode([query])[0], 6).ids.tolist() if one != "along/3.png"][:5]
     assert [one["id"] for one in found] == exact
     assert [one["rank"] for one in found] == [1, 2, 3, 4, 5]
     assert all(Path(one["path"]).is_file() for one in found)
 
 
-def test_a_picture_from_elsewhere(bier: Run, index: Path, photos: Path, tmp_path: Path) -> None:
+def test_a_picture_from_elsewhere(cli: Cli, index: Path, photos: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "copy.png"
     elsewhere.write_bytes((photos / "both" / "2.png").read_bytes())
-    [best] = results(bier("search", index, elsewhere, "-k", "1", "--json"))
+    [best] = results(cli("search", index, elsewhere, "-k", "1", "--json"))
     assert (best["id"], best["label"]) == ("both/2.png", "both")
-    short = results(bier("search", index, elsewhere, "-k", "1", "--learners", "2", "--json"))
+    short = results(cli("search", index, elsewhere, "-k", "1", "--learners", "2", "--json"))
     assert short[0]["id"] == "both/2.png"
     assert short[0]["score"] == pytest.approx((1 / 3) ** 2 + (2 / 3) ** 2, abs=1e-4)
 
 
-def test_an_id_is_a_query_too_and_filters_hold(bier: Run, index: Path) -> None:
+def test_an_id_is_a_query_too_and_filters_hold(cli: Cli, index: Path) -> None:
     found = results(
-        bier("search", index, "along/0.png", "-k", "50", "--where", "label=both", "--where", "label=along", "--json")
+        cli("search", index, "along/0.png", "-k", "50", "--where", "label=both", "--where", "label=along", "--json")
     )
     assert len(found) == 15
     assert {one["label"] for one in found} == {"both", "along"}
-    funnel = results(bier("search", index, "along/0.png", "-k", "3", "--shortlist", "6", "--json"))
+    funnel = results(cli("search", index, "along/0.png", "-k", "3", "--shortlist", "6", "--json"))
     assert len(funnel) == 3
-    code, out, err = bier("search", index, "along/0.png", "-k", "2")
+    code, out, err = cli("search", index, "along/0.png", "-k", "2")
     assert (code, out) == (0, "")
     assert "2 of 24 images" in err
     assert "score" in err
 
 
-def test_a_run_finds_the_index_inside_it(bier: Run, run_folder: Path, photos: Path) -> None:
-    code, _, err = bier("search", run_folder, photos / "along" / "0.png")
+def test_a_run_finds_the_index_inside_it(cli: Cli, run_folder: Path, photos: Path) -> None:
+    code, _, err = cli("search", run_folder, photos / "along" / "0.png")
     assert code == 2
     assert f"bier index {run_folder} IMAGES --out {run_folder / 'index'}" in err
-    bier("index", run_folder, photos, "--out", run_folder / "index")
-    assert len(results(bier("search", run_folder, photos / "along" / "0.png", "--json"))) == 10
+    cli("index", run_folder, photos, "--out", run_folder / "index")
+    assert len(results(cli("search", run_folder, photos / "along" / "0.png", "--json"))) == 10
 
 
-def test_the_picture_frames_right_and_wrong(bier: Run, index: Path, photos: Path, tmp_path: Path) -> None:
-    found = results(bier("search", index, "both/0.png", "-k", "8", "--picture", tmp_path / "row.png", "--json"))
+def test_the_picture_frames_right_and_wrong(cli: Cli, index: Path, photos: Path, tmp_path: Path) -> None:
+    found = results(cli("search", index, "both/0.png", "-k", "8", "--picture", tmp_path / "row.png", "--json"))
     with Image.open(tmp_path / "row.png") as picture:
         colours = {colour for _, colour in picture.getcolors(maxcolors=1_000_000)}
         assert picture.width > 7 * 200
         assert picture.height > 2 * 200
     assert ((26, 127, 55) in colours) == any(one["label"] == "both" for one in found)
     assert ((207, 34, 46) in colours) == any(one["label"] != "both" for one in found)
-    code, _, err = bier("search", index, "both/0.png", "--picture", tmp_path / "row.doc")
+    code, _, err = cli("search", index, "both/0.png", "--picture", tmp_path / "row.doc")
     assert (code, "must be a picture file" in err) == (2, True)
 
 
@@ -148,31 +131,31 @@ def embeddings(folder: Path, count: int = 30) -> Path:
     return folder / "vectors.safetensors"
 
 
-def test_an_index_of_embeddings(bier: Run, tmp_path: Path) -> None:
+def test_an_index_of_embeddings(cli: Cli, tmp_path: Path) -> None:
     file = embeddings(tmp_path)
-    code, out, _ = bier("index", file, "--out", tmp_path / "index", "--kind", "hnsw", "--json")
+    code, out, _ = cli("index", file, "--out", tmp_path / "index", "--kind", "hnsw", "--json")
     assert code == 0
     summary = json.loads(out)
     assert (summary["images"], summary["method"], summary["groups"]) == (30, "hnsw", [4, 8])
     vectors = read_embeddings(file).vectors
-    found = results(bier("search", tmp_path / "index", "photos/4.jpg", "-k", "5", "--json"))
+    found = results(cli("search", tmp_path / "index", "photos/4.jpg", "-k", "5", "--json"))
     rows = [row for row in np.argsort(-(vectors @ vectors[4])) if row != 4][:5]
     assert [one["id"] for one in found] == [f"photos/{row}.jpg" for row in rows]
 
 
-def test_the_file_of_bier_embed_can_be_indexed(bier: Run, run_folder: Path, photos: Path, tmp_path: Path) -> None:
-    code, _, err = bier("embed", run_folder, photos, "--out", tmp_path / "vectors.safetensors")
+def test_the_file_of_bier_embed_can_be_indexed(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    code, _, err = cli("embed", run_folder, photos, "--out", tmp_path / "vectors.safetensors")
     assert code == 0, err
-    code, _, err = bier("index", tmp_path / "vectors.safetensors", "--out", tmp_path / "index")
+    code, _, err = cli("index", tmp_path / "vectors.safetensors", "--out", tmp_path / "index")
     assert code == 0, err
     elsewhere = tmp_path / "copy.png"
     elsewhere.write_bytes((photos / "both" / "2.png").read_bytes())
-    [best] = results(bier("search", tmp_path / "index", elsewhere, "-k", "1", "--json"))
+    [best] = results(cli("search", tmp_path / "index", elsewhere, "-k", "1", "--json"))
     assert (best["id"], best["label"]) == ("both/2.png", "both")
     assert Path(best["path"]).is_file()
 
 
-def test_a_store_is_loaded_in_steps_and_answers_like_the_index(bier: Run, tmp_path: Path) -> None:
+def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("milvus_lite", reason="needs pip install 'bier-ml[milvus]'")
     file, uri = embeddings(tmp_path), f"milvus:{tmp_path}/shop.db"
     known = read_embeddings(file)
@@ -180,24 +163,24 @@ def test_a_store_is_loaded_in_steps_and_answers_like_the_index(bier: Run, tmp_pa
     half.add(known.vectors[:11], known.paths[:11], known.labels[:11])
     half.close()
     for added in (19, 0):
-        code, out, err = bier("index", file, "--store", uri, "--json")
+        code, out, err = cli("index", file, "--store", uri, "--json")
         assert code == 0, err
         assert (json.loads(out)["added"], json.loads(out)["images"]) == (added, 30)
-    bier("index", file, "--out", tmp_path / "index")
+    cli("index", file, "--out", tmp_path / "index")
     for more in ([], ["--shortlist", "15"], ["--where", "label=2"], ["--learners", "1"]):
         question = ("photos/4.jpg", "-k", "5", "--json", *more)
-        theirs, ours = results(bier("search", uri, *question)), results(bier("search", tmp_path / "index", *question))
+        theirs, ours = results(cli("search", uri, *question)), results(cli("search", tmp_path / "index", *question))
         assert [one["id"] for one in theirs] == [one["id"] for one in ours]
         assert [one["label"] for one in theirs] == [one["label"] for one in ours]
     beside = tmp_path / "vectors.json"
     beside.write_text(beside.read_text().replace("abc", "def"))
-    code, _, err = bier("index", file, "--store", uri)
+    code, _, err = cli("index", file, "--store", uri)
     assert (code, "empty it with --rebuild" in err) == (2, True)
-    code, out, _ = bier("index", file, "--store", uri, "--rebuild", "--json")
+    code, out, _ = cli("index", file, "--store", uri, "--rebuild", "--json")
     assert (code, json.loads(out)["added"]) == (0, 30)
 
 
-def test_mistakes_end_with_one_line(bier: Run, index: Path, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+def test_mistakes_end_with_one_line(cli: Cli, index: Path, run_folder: Path, photos: Path, tmp_path: Path) -> None:
     for arguments, message in (
         (("index", run_folder, photos), "Give either --out FOLDER or --store URI"),
         (("index", run_folder, "--out", tmp_path / "x"), "followed by a folder of images"),
@@ -211,16 +194,16 @@ def test_mistakes_end_with_one_line(bier: Run, index: Path, run_folder: Path, ph
         (("search", index, "both/0.png", "--where", "label"), "must be KEY=VALUE"),
         (("search", tmp_path / "nowhere", "both/0.png"), "must be an index, a store's URI or a run"),
     ):
-        code, out, err = bier(*arguments)
+        code, out, err = cli(*arguments)
         assert (code, out) == (2, ""), arguments
         assert message in err
         assert len(err.strip().splitlines()) == 1
 
 
-def test_another_model_is_refused(bier: Run, index: Path, photos: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused(cli: Cli, index: Path, photos: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     backbone = build_backbone("conv4")
     Model(backbone, EmbeddingEnsemble(backbone.features, (8, 16, 24))).save(tmp_path / "other")
     (tmp_path / "new.png").write_bytes((photos / "both" / "0.png").read_bytes())
-    code, _, err = bier("search", index, tmp_path / "new.png", "--model", tmp_path / "other")
+    code, _, err = cli("search", index, tmp_path / "new.png", "--model", tmp_path / "other")
     assert (code, "It has other weights" in err) == (2, True)

@@ -15,26 +15,10 @@ import pytest
 import torch
 
 from bier import EmbeddingEnsemble, Index, Model
-from bier.cli import app, main
 from bier.config import Config
 from bier.models.backbones import build_backbone
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def bier(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
-        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)
-        app.registered_commands.clear()
-        app.registered_groups.clear()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return run
+Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +87,8 @@ def test_a_folder_of_images_with_a_broken_one(run: Path, pictures: Path, tmp_pat
         assert httpx.get(f"{said['url']}/api/image/broken.png").status_code == 404
 
 
-def test_an_index(run: Path, pictures: Path, tmp_path: Path, bier: Run) -> None:
-    code, _, err = bier("index", run, pictures, "--out", tmp_path / "index")
+def test_an_index(run: Path, pictures: Path, tmp_path: Path, cli: Cli) -> None:
+    code, _, err = cli("index", run, pictures, "--out", tmp_path / "index")
     assert code == 0, err
     with served(run, "--index", tmp_path / "index") as (said, _):
         assert said["images"] == 64
@@ -112,7 +96,7 @@ def test_an_index(run: Path, pictures: Path, tmp_path: Path, bier: Run) -> None:
         assert httpx.get(f"{said['url']}/api/status", headers={"host": "evil.example"}).status_code == 421
 
 
-def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Path, bier: Run) -> None:
+def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Path, cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for arguments, message in (
             ((run, "--images", tmp_path, "--index", tmp_path), "Name one collection"),
@@ -122,7 +106,7 @@ def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Pa
             ((run, "--data", "features", "--root", features_file), "no pictures"),
             ((run, "--port", taken.getsockname()[1]), "Choose another with --host or --port"),
         ):
-            code, out, err = bier("serve", "--port", "0", *arguments)
+            code, out, err = cli("serve", "--port", "0", *arguments)
             assert (code, out) == (2, ""), arguments
             assert message in err
             assert len(err.strip().splitlines()) == 1

@@ -1,7 +1,5 @@
 """`bier data`: what a data set holds against what its protocol expects, and what it looks like."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +9,7 @@ from rich.table import Table
 
 from bier.cli.options import Data, Root, Size
 from bier.cli.terminal import Json, console, emit, say
+from bier.durable import file_aside
 from bier.errors import DataError
 
 if TYPE_CHECKING:
@@ -160,13 +159,5 @@ def _write_aside(sheet: "Image", out: Path) -> None:
         raise DataError(
             f"The contact sheet must be a picture in a folder that exists, like sheet.png. Got {out} instead."
         )
-    with tempfile.NamedTemporaryFile(dir=out.parent, prefix=".sheet-", delete=False) as file:
-        try:
-            sheet.save(file, format=known[out.suffix.lower()])
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            Path(file.name).unlink()
-            raise
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(out)
+    with file_aside(out) as aside:
+        sheet.save(aside, format=known[out.suffix.lower()])

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.progress import Progress as Bar
 
 from bier.cli.collection import about_model, find_images, image_path, model_of, open_collection
 from bier.cli.terminal import say
+from bier.durable import file_aside
 from bier.errors import BierError, ConfigError, DataError, SearchError
 
 if TYPE_CHECKING:
@@ -261,14 +261,9 @@ def _read_pixels(file: Path) -> "np.ndarray[Any, Any] | None":
 def _keep(file: Path, pixels: Any) -> None:
     import numpy as np
 
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as out:
+        with file_aside(file) as aside, aside.open("wb") as out:
             np.save(out, pixels, allow_pickle=False)
-            out.flush()
-            os.fsync(out.fileno())
-        aside.replace(file)
     except OSError as error:
-        aside.unlink(missing_ok=True)
         say(f"The drawn glyphs could not be kept for the next start: {error}")

@@ -1,13 +1,12 @@
 """A query and its results as one picture: a frame says right or wrong, score and name stand beneath."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
+from bier.durable import file_aside
 from bier.errors import SearchError
 from bier.images.decode import open_image
 
@@ -72,12 +71,7 @@ def _fitting(
 def _save(canvas: Image.Image, out: Path) -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=out.parent, prefix=f".{out.stem}-", suffix=out.suffix)
-        with os.fdopen(handle, "wb") as file:
-            canvas.save(file, format=Image.registered_extensions()[out.suffix.lower()])
-            file.flush()
-            os.fsync(file.fileno())
-        Path(aside).chmod(0o644)
-        Path(aside).replace(out)
+        with file_aside(out) as aside:
+            canvas.save(aside, format=Image.registered_extensions()[out.suffix.lower()])
     except OSError as error:
         raise SearchError(f"The picture could not be written to {out}: {error.strerror or error}.") from error

@@ -1,8 +1,5 @@
 """The report of an evaluation: one folder with a page and its pictures, which opens without a server or a network."""
 
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -12,6 +9,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
+from bier.durable import folder_aside
 from bier.errors import DataError
 from bier.evaluate import tables
 from bier.evaluate.correlation import feature_correlation_matrix
@@ -51,9 +49,7 @@ def write_report(
     """
     folder = Path(folder)
     _check_replaceable(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with folder_aside(folder) as aside:
         sections = [
             _recall_section(aside, result, comparison or {}),
             _learner_section(aside, result),
@@ -69,9 +65,6 @@ def write_report(
             footer=tables.footer(result),
         )
         (aside / PAGE).write_text(html, encoding="utf-8")
-        _publish(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return folder / PAGE
 
 
@@ -84,20 +77,6 @@ def _check_replaceable(folder: Path) -> None:
     ours = page.is_file() and '<meta name="generator" content="bier">' in page.read_text(encoding="utf-8")
     if not ours and any(folder.iterdir()):
         raise DataError(f"The report's folder must be new, empty or an earlier report. Got {folder} with other files.")
-
-
-def _publish(aside: Path, folder: Path) -> None:
-    for path in aside.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    aside.chmod(0o755)  # mkdtemp made it for us alone
-    if folder.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-        folder.rename(old / "report")
-        aside.rename(folder)
-        shutil.rmtree(old)
-    else:
-        aside.rename(folder)
 
 
 def _show(aside: Path, figure: _Figure) -> str:

@@ -1,16 +1,15 @@
 """A model as one ONNX graph: scaling of pixels, backbone and test-time vector."""
 
 import logging
-import os
 import warnings
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 
+from bier.durable import file_aside
 from bier.errors import ModelError
 from bier.models.model import Model
 
@@ -43,14 +42,8 @@ def export_onnx(model: Model, path: str | Path, learners: int | None = None) -> 
     else:
         name, example = "features", torch.zeros(2, backbone.features)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
+    with file_aside(path) as aside:
         _export(_Vectors(model, learners).eval(), example, name, aside)
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _export(module: nn.Module, example: Tensor, name: str, path: Path) -> None:

@@ -1,17 +1,15 @@
 """A model as a folder: `model.safetensors`, and `model.json`, which says what it is. Reading runs no code from it."""
 
 import json
-import os
-import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from bier.durable import folder_aside
 from bier.errors import ModelError
 
 VERSION = 1
@@ -22,28 +20,9 @@ def write_folder(path: Path, weights: dict[str, Tensor], description: dict[str, 
     """Write aside, flush, rename: the folder is complete or absent. One that is there is replaced."""
     data = save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     text = json.dumps({"version": VERSION, **description, "sha256": sha256(data).hexdigest()}, indent=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid4().hex}")
-    aside.mkdir()
-    try:
-        _write(aside / WEIGHTS, data)
-        _write(aside / DESCRIPTION, text.encode() + b"\n")
-        if path.exists():
-            old = path.with_name(f".{path.name}.{uuid4().hex}")
-            path.rename(old)
-            aside.rename(path)
-            shutil.rmtree(old)
-        else:
-            aside.rename(path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    with folder_aside(path) as aside:
+        (aside / WEIGHTS).write_bytes(data)
+        (aside / DESCRIPTION).write_text(f"{text}\n")
 
 
 def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

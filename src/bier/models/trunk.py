@@ -13,6 +13,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bier import durable
 from bier.errors import ConfigError, ModelError
 from bier.images import Batches, PreparedImages
 from bier.models.memory import reuse_memory
@@ -141,12 +142,7 @@ class TrunkCache:
         """The maps reach the disk before the note that vouches for them."""
         if isinstance(self._maps, np.memmap):
             self._maps.flush()
-        aside = self._state.with_suffix(".tmp")
-        with aside.open("w") as file:
-            json.dump({"fingerprint": fingerprint, "done": done, "shape": self.shape}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._state)
+        durable.write(self._state, json.dumps({"fingerprint": fingerprint, "done": done, "shape": self.shape}).encode())
 
 
 def _reserve(path: Path, size: int) -> None:

@@ -1,9 +1,9 @@
 """The paper's retrieval pictures: queries chosen by rule, right answers framed green, wrong ones red."""
 
-import os
 from pathlib import Path
 
 from bier.data import Dataset
+from bier.durable import file_aside
 from bier.evaluate.pictures import choose_pictures, draw_picture
 from bier.models.model import load
 from bier.training.assess import assess
@@ -21,9 +21,8 @@ def draw_pictures(run: Path, dataset: Dataset, folder: Path, key: str, cache: Pa
     folder.mkdir(parents=True, exist_ok=True)
     for picture in choose_pictures(found.result):
         path = folder / f"{key}-{picture.name}.png"
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        draw_picture(picture, found.images, found.gallery_images).save(aside, format="png")
-        aside.rename(path)
+        with file_aside(path) as aside:
+            draw_picture(picture, found.images, found.gallery_images).save(aside, format="png")
     return pictures_of(folder, key)
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from bier.durable import file_aside
 from bier.evaluate.plots import GREY, LEARNERS, MARKS, new_figure
 from bier.paper.tables import Table, table_path
 
@@ -41,8 +42,6 @@ def write_plot(table: Table, out: Path) -> Path | None:
     ax.legend(frameon=False, fontsize=8)
     path = table_path(table, out, "png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    with aside.open("wb") as file:
-        figure.savefig(file, dpi=160, facecolor="white", format="png")
-    aside.rename(path)
+    with file_aside(path) as aside:
+        figure.savefig(aside, dpi=160, facecolor="white", format="png")
     return path

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bier import durable
 from bier.errors import DataError
-from bier.training.record import write_aside
 
 Result = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ class Results:
         path = self.path(result["key"])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_aside(path, (json.dumps(dict(result), indent=1, allow_nan=False) + "\n").encode())
+            durable.write(path, (json.dumps(dict(result), indent=1, allow_nan=False) + "\n").encode())
         except OSError as error:
             raise DataError(f"Cannot write {path}: {error.strerror or error}.") from error
         return path

@@ -1,6 +1,5 @@
 """Stagewise training: the features of a trained network, fixed, with only the embedding left to train."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from bier.data import Dataset
+from bier.durable import file_aside
 from bier.images import Batches, PreparedImages, in_order
 from bier.models.model import load
 from bier.models.precision import autocast
@@ -38,7 +38,6 @@ def write_features(run: Path, dataset: Dataset, file: Path, cache: Path | None) 
         tensors["split"].append(torch.full((len(labels),), number))
         classes += int(np.max(labels)) + 1
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    save_file({key: torch.cat(rows) for key, rows in tensors.items()}, aside)
-    aside.rename(file)
+    with file_aside(file) as aside:
+        save_file({key: torch.cat(rows) for key, rows in tensors.items()}, aside)
     return file

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bier import durable
 from bier.paper.budgets import Budget
 from bier.paper.experiment import Column, Experiment, Row
 from bier.paper.jobs import row_digest
 from bier.paper.results import Result, Results
-from bier.training.record import write_aside
 
 NOTHING = "-"
 
@@ -177,5 +177,5 @@ def write_table(table: Table, out: Path) -> Path:
     """OUT/tables/NAME-BUDGET.md."""
     path = table_path(table, out, "md")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, table.markdown().encode())
+    durable.write(path, table.markdown().encode())
     return path

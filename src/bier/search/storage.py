@@ -11,16 +11,15 @@ A save writes a new data folder and then replaces the manifest: whoever opens th
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from bier import durable
 from bier.errors import SearchError
 from bier.search.answers import Floats
 from bier.search.entries import Entries
@@ -48,8 +47,8 @@ def save(
     try:
         data.mkdir(parents=True)
         _write_data(data, vectors, entries, graph)
+        durable.flush_files(data)
         files = {file.name: _stamp(file) for file in sorted(data.iterdir())}
-        _sync_folder(data)
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -62,10 +61,10 @@ def save(
             "files": files,
         }
         aside = data / MANIFEST
-        with _synced(aside) as file:
-            file.write(_json(manifest, indent=2))
+        aside.write_bytes(_json(manifest, indent=2))
+        durable.flush(aside)
         aside.replace(folder / MANIFEST)
-        _sync_folder(folder)
+        durable.flush_folder(folder)
     except OSError as error:
         raise SearchError(f"The index could not be written to {folder}: {error.strerror or error}.") from error
     finally:
@@ -127,7 +126,7 @@ def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entri
 
 def _write_data(data: Path, vectors: LearnerVectors, entries: Entries, graph: Graph | None) -> None:
     for learner, size in enumerate(vectors.groups):
-        with _synced(data / f"learner-{learner + 1}.npy") as file:
+        with (data / f"learner-{learner + 1}.npy").open("wb") as file:
             header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), size)}
             np.lib.format.write_array_header_1_0(file, header)
             for chunk in vectors.part(learner):
@@ -138,12 +137,9 @@ def _write_data(data: Path, vectors: LearnerVectors, entries: Entries, graph: Gr
         "metadata": entries.metadata if any(one is not None for one in entries.metadata) else None,
         "removed": np.flatnonzero(~entries.alive).tolist(),
     }
-    with _synced(data / "entries.json") as file:
-        file.write(_json(columns))
+    (data / "entries.json").write_bytes(_json(columns))
     if graph is not None:
         graph.write(data / "graph.faiss")
-        with (data / "graph.faiss").open("rb+") as file:
-            os.fsync(file.fileno())
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
@@ -206,19 +202,3 @@ def _names(folder: Path, data: Path) -> bool:
         return bool(json.loads((folder / MANIFEST).read_bytes())["data"] == data.name)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-@contextmanager
-def _synced(path: Path) -> Iterator[IO[bytes]]:
-    with path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,10 +2,9 @@
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from bier import durable
 from bier.errors import TrainingError
 
 STEP = "step-"
@@ -30,21 +30,10 @@ class Checkpoint:
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> Path:
     """Write `folder/step-N`, aside and flushed, then renamed. A full disk is a TrainingError and changes nothing."""
     target = folder / f"{STEP}{step}"
-    aside = folder / f".{target.name}.{os.getpid()}"
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    with writing(target, folder):
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            aside.mkdir(parents=True)
-            write_flushed(aside / "state.safetensors", save(tensors))
-            write_flushed(aside / "state.json", json.dumps(dict(checkpoint.values), indent=1).encode())
-            flush_folder(aside)
-            if target.exists():
-                shutil.rmtree(target)
-            aside.rename(target)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        flush_folder(folder)
+    with writing(target, folder), durable.folder_aside(target) as aside:
+        (aside / "state.safetensors").write_bytes(save(tensors))
+        (aside / "state.json").write_text(json.dumps(dict(checkpoint.values), indent=1))
     return target
 
 
@@ -79,23 +68,6 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
             shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(f".{STEP}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def write_flushed(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def flush_folder(path: Path) -> None:
-    """Make renames inside a folder durable, where the system has a way to."""
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from bier import durable
 from bier.config import Config
 from bier.evaluate.recall import recall_at_k
 from bier.method import equations
@@ -59,6 +60,6 @@ def save_model(run: Path, config: Config, bench: Workbench) -> Path:
     folder = run / record.MODEL
     with writing(folder, run / record.CHECKPOINTS):
         if isinstance(objective.metric, BoostedClassifier):
-            record.write_aside(run / CLASSIFIER, save(objective.metric.state_dict()))
+            durable.write(run / CLASSIFIER, save(objective.metric.state_dict()))
         model.save(folder)
     return folder

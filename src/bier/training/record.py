@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 import bier
+from bier import durable
 from bier.config import Config
 from bier.errors import ConfigError
-from bier.training.checkpoint import flush_folder, write_flushed, writing
+from bier.training.checkpoint import writing
 
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
 
@@ -25,15 +26,7 @@ def write_config(run: Path, config: Config, split: Mapping[str, Any]) -> None:
     records: dict[str, Mapping[str, Any]] = {"made_by": made_by, "split": split}
     with writing(run / CONFIG, run / CHECKPOINTS):
         run.mkdir(parents=True, exist_ok=True)
-        write_aside(run / CONFIG, config.to_toml(records).encode())
-
-
-def write_aside(path: Path, content: bytes) -> None:
-    """Write a file of the run under another name, flush it and rename it: complete or as it was."""
-    aside = path.with_name(f".{path.name}")
-    write_flushed(aside, content)
-    aside.rename(path)
-    flush_folder(path.parent)
+        durable.write(run / CONFIG, config.to_toml(records).encode())
 
 
 def check_same_config(run: Path, config: Config) -> None:
@@ -58,7 +51,7 @@ class Metrics:
             return
         kept = [row for row in read_metrics(run) if row["step"] <= resume_at]
         with writing(self.path, run / CHECKPOINTS):
-            write_aside(self.path, "".join(map(_line, kept)).encode())
+            durable.write(self.path, "".join(map(_line, kept)).encode())
             self.file = self.path.open("ab", buffering=0)  # a line is handed over whole, and no part of it twice
             self.events = Events(run, resume_at)
 
