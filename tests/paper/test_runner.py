@@ -144,6 +144,14 @@ def test_missing_data_is_named(root: Path, tmp_path: Path) -> None:
     assert len(outcome.made) == 1
 
 
+def test_classification_that_was_done_is_not_done_again(root: Path, tmp_path: Path) -> None:
+    places = Places(root, tmp_path)
+    made = run([only("cifar10", "Quick, Baseline")], SMOKE, places, Watch()).made
+    again = run([only("cifar10", "Quick, Baseline")], SMOKE, places, Watch())
+    assert again.made == []
+    assert sorted(again.found) == sorted(made)
+
+
 def test_results_of_other_data_are_refused(root: Path, tmp_path: Path) -> None:
     places = Places(root, tmp_path)
     made = run([only("summary", "Baseline")], SMOKE, places, Watch()).made

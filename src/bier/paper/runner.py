@@ -205,8 +205,8 @@ class _Runner:
                 "learning_rate": config.train.learning_rate,
                 "searched": [{key: one[key] for key in ("learning_rate", "validation")} for one in searched if one],
                 "settings": {"seed": job.seed, **relevant(config.flat())},
-                "images": _counts(self.datasets[job.row.data]),
                 **measured,
+                "images": _counts(self.datasets[job.row.data]),
                 "seconds": {"training": trained - started, "measuring": time.perf_counter() - trained},
                 "resumed": resumed,  # then the seconds are those since
                 "versions": {
