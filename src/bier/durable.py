@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -59,13 +59,15 @@ def flush(file: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make renames inside a folder durable, where the system has a way to."""
-    with suppress(OSError):
+    """Make renames inside a folder durable, where the system lets a folder be opened."""
+    try:
         handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _beside(path: Path) -> Path:

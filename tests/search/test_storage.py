@@ -145,7 +145,8 @@ def test_a_failed_save_leaves_the_old_index(tmp_path: Path, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    for broken in ("bier.search.storage.np.lib.format.write_array_header_1_0", "os.fsync"):
+    writing = "bier.search.storage.np.lib.format.write_array_header_1_0"
+    for broken in (writing, "os.fsync", "bier.durable.flush_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(broken, full)
             with pytest.raises(SearchError, match="No space left on device"):

@@ -22,7 +22,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG, sharp on dense screens."""
-    figure.savefig(path, dpi=160, facecolor="white")
+    figure.savefig(path, dpi=160, facecolor="white", format="png")
 
 
 def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:

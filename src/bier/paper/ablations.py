@@ -175,7 +175,7 @@ SUMMARY = Experiment(
 
 def _length(row: Row, title: str, length: float) -> Row:
     label = f"{title}, {length:g} x the steps"
-    return replace(row, label=label, length=length, paper={}, tuned_as=row, series=title, x=length)
+    return replace(varied(row, label, row.settings), length=length, series=title, x=length)
 
 
 LENGTH = Experiment(

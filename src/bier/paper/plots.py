@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bier.durable import file_aside
-from bier.evaluate.plots import GREY, LEARNERS, MARKS, new_figure
+from bier.evaluate.plots import GREY, LEARNERS, MARKS, new_figure, save
 from bier.paper.tables import Table, table_path
 
 
@@ -43,5 +43,5 @@ def write_plot(table: Table, out: Path) -> Path | None:
     path = table_path(table, out, "png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with file_aside(path) as aside:
-        figure.savefig(aside, dpi=160, facecolor="white", format="png")
+        save(figure, aside)
     return path

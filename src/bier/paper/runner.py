@@ -206,7 +206,7 @@ class _Runner:
                 "searched": [{key: one[key] for key in ("learning_rate", "validation")} for one in searched if one],
                 "settings": {"seed": job.seed, **relevant(config.flat())},
                 **measured,
-                "images": _counts(self.datasets[job.row.data]),
+                "images": _counts(self.datasets[job.row.data]),  # after a classifier's own count, of its test images
                 "seconds": {"training": trained - started, "measuring": time.perf_counter() - trained},
                 "resumed": resumed,  # then the seconds are those since
                 "versions": {
