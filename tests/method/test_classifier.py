@@ -36,15 +36,16 @@ def test_image_by_image(groups: tuple[int, ...], boost: bool) -> None:
                 sum(a * b for a, b in zip(rows, f.tolist(), strict=True)) + bias
                 for rows, bias in zip(head.weight.tolist(), head.bias.tolist(), strict=True)
             ]
-            losses[m] += w * cross_entropy(logits, label) / len(z)
-            weights[m] += w / len(z)
+            losses[m] += w * cross_entropy(logits, label)
+            weights[m] += w
             eta = 2 / (m + 2)
             running = [(1 - eta) * r + eta * v for r, v in zip(running, logits, strict=True)]
             w = 1 - math.exp(-cross_entropy(running, label)) if boost else 1.0
     parts = classifier(z, labels)
-    assert parts.learners.tolist() == pytest.approx(losses, abs=1e-12)
-    assert parts.total.item() == pytest.approx(sum(losses) / len(groups), abs=1e-12)
-    assert parts.positive_weights.tolist() == pytest.approx(weights, abs=1e-12)
+    means = [loss / weight for loss, weight in zip(losses, weights, strict=True)]
+    assert parts.learners.tolist() == pytest.approx(means, abs=1e-12)
+    assert parts.total.item() == pytest.approx(sum(means) / len(groups), abs=1e-12)
+    assert parts.positive_weights.tolist() == pytest.approx([weight / len(z) for weight in weights], abs=1e-12)
 
 
 def test_logits_are_the_running_prediction_of_all_learners() -> None:
@@ -61,7 +62,7 @@ def test_weights_are_the_derivative_of_the_cross_entropy_at_the_running_logits()
     assert ((weight > 0) & (weight < 1)).all()
     parts = classifier(z, labels)
     losses = F.cross_entropy(classifier.learner_logits(z)[1], labels, reduction="none")
-    assert torch.allclose(parts.learners[1], (weight * losses).mean(), atol=1e-12)
+    assert torch.allclose(parts.learners[1], (weight * losses).sum() / weight.sum(), atol=1e-12)
 
 
 def test_no_gradient_through_the_weights() -> None:
@@ -95,6 +96,16 @@ def test_certain_predictions_have_finite_gradients() -> None:
     classifier, z, labels = setting()
     (gradient,) = torch.autograd.grad(classifier(z * 1e6, labels).total, z)
     assert torch.isfinite(gradient).all()
+
+
+def test_nothing_left_to_learn_is_a_loss_of_zero() -> None:
+    classifier, z, labels = setting()
+    for head in classifier.heads:
+        torch.nn.init.zeros_(head.weight)
+        head.bias.data = torch.tensor([1e6, 0.0, 0.0], dtype=torch.float64)
+    parts = classifier(z, torch.zeros_like(labels))
+    assert parts.positive_weights.tolist() == [1, 0, 0]
+    assert parts.learners.tolist() == [0, 0, 0]
 
 
 def test_any_whole_number_is_a_label() -> None:

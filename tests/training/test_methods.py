@@ -35,7 +35,7 @@ def test_a_method_is_the_data_sets_config_with_its_own_values(method: str, data:
 def test_the_order_is_defaults_data_method_caller() -> None:
     assert resolve("a-bier", "glyphs").model.backbone == "conv4"  # the data set's, not the default
     assert resolve("baseline", "cifar10").model.groups == 1  # the method's, not the data set's
-    assert resolve("a-bier", "cifar10").diversity.weight == 1e-4  # what both need, not the method's
+    assert resolve("a-bier", "cifar10").diversity.weight == 3e-2  # what both need, not the method's
     chosen = resolve("baseline", "glyphs", {"model.groups": 2, "loss.boost": True, "train.steps": 3})
     assert (chosen.model.groups, chosen.loss.boost, chosen.train.steps) == (2, True, 3)
 

@@ -17,6 +17,8 @@ class BoostedClassifier(nn.Module):
 
     The running prediction of line 6 runs over logits. The weight of an image for learner m+1 is the size of the
     derivative of the cross-entropy at s^m with respect to the logit of its own class: 1 - p(own class), in (0, 1).
+    A learner's loss is the weighted mean, sum(w loss) / sum(w): as training goes on the weights fall, most of all for
+    the last learners, and under a diversity loss a learner whose own loss has become small is the one that gives way.
     `boost=False` trains every classifier on every image alike; one group gives the plain network.
 
     As in `BoostedLoss`, called with the raw embedding z (B, d) and labels (B,). `logits` gives the ensemble's answer.
@@ -55,7 +57,8 @@ class BoostedClassifier(nn.Module):
         for m, (rate, logits) in enumerate(zip(self.rates, all_logits, strict=True)):
             if m and self.boost:
                 weight = equations.boosting_weight(1 - _own_probability(running, labels))
-            losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).mean())
+            total_weight = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)  # 0 where every image is certain
+            losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).sum() / total_weight)
             means.append(weight.mean())
             running = equations.running_score(running, logits.detach(), rate)
         learners, mean_weights = torch.stack(losses), torch.stack(means)

@@ -88,17 +88,17 @@ SMALL = _budget(
         "train.keep_checkpoints": 1,
     },
     {
-        "data.train_images": 200,  # of each class, so that the plain network over-fits within the budget
-        "train.steps": 1500,
-        "train.batch_images": 5,
-        "train.checkpoint_every": 500,
-        "train.validate_every": 1500,
+        "data.train_images": 300,  # of each class, so that the plain network over-fits within the budget
+        "train.steps": 1800,
+        "train.batch_images": 6,
+        "train.checkpoint_every": 600,
+        "train.validate_every": 1800,
         "train.keep_checkpoints": 1,
     },
     seeds=3,
     all_layers={"train.steps": 50, "train.checkpoint_every": 25},
     grid={"retrieval": (2e-5, 4e-5, 8e-5), "classification": (5e-4, 1e-3)},
-    search_steps={"retrieval": 100, "classification": 750},
+    search_steps={"retrieval": 100, "classification": 900},
 )
 DEEP = replace(
     SMALL,
