@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from bier.errors import DataError
-from bier.paper.budgets import SMALL
+from bier.paper.budgets import FULL, SMALL
 from bier.paper.catalog import experiment
 from bier.paper.experiment import Row
 from bier.paper.jobs import row_digest
@@ -51,10 +51,17 @@ def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
     assert table.seeds == "1 to 3"
     assert not table.complete
     text = write_table(table, tmp_path).read_text()
-    assert "Budget small (" in text
+    assert "Budget small (EfficientNet-Lite0" in text
     assert "1 to 3 seed(s); 3 row(s) not run yet." in text
     assert "| BIER-96-160-256 | 0.7000 | 0.7768 | 0.1000 | 0.0934 | 56.00 | 55.33 | 3e-05 | 1 |" in text
     json.dumps(table.to_dict(), allow_nan=False)
+
+
+def test_the_note_of_classification_speaks_of_its_own_work(tmp_path: Path) -> None:
+    cifar10 = experiment("cifar10")
+    small, full = (table_of(cifar10, budget, Results(tmp_path)).note for budget in (SMALL, FULL))
+    assert "Budget small (1,800 steps of 60 images, 300 training images of each class), 0 seed(s)" in small
+    assert "Budget full (20,000 steps of 100 images, all images)" in full
 
 
 def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ def kind_of(row: Row) -> Kind:
     return "classification" if row.data == "cifar10" else "retrieval"
 
 
+def about(row: Row, budget: Budget) -> str:
+    """What the budget means for a row: classification trains other networks than retrieval, for other steps."""
+    if kind_of(row) != "classification":
+        return budget.about
+    config = config_of(row, budget)
+    images = f"{config.data.train_images} training images of each class" if config.data.train_images else "all images"
+    return f"{config.train.steps:,} steps of {config.train.batch_classes * config.train.batch_images} images, {images}"
+
+
 def rates(row: Row, budget: Budget) -> tuple[float, ...]:
     """The learning rates to choose from; none where the row sets its own or the budget has only one."""
     return () if "train.learning_rate" in row.settings else budget.grid.get(kind_of(row), ())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bier import durable
-from bier.paper.budgets import Budget
+from bier.paper.budgets import Budget, about
 from bier.paper.experiment import Column, Experiment, Row
 from bier.paper.jobs import row_digest
 from bier.paper.results import Result, Results
@@ -64,7 +64,8 @@ class Table:
         """What made the table."""
         unfinished = sum(not line.seeds for line in self.lines if not line.learner)
         rest = f"; {unfinished} row(s) not run yet" if unfinished else ""
-        return f"Budget {self.budget.name} ({self.budget.about}), {self.seeds} seed(s){rest}"
+        work = about(self.experiment.rows[0], self.budget)
+        return f"Budget {self.budget.name} ({work}), {self.seeds} seed(s){rest}"
 
     @property
     def head(self) -> list[str]:
