@@ -18,7 +18,7 @@ class BoostedClassifier(nn.Module):
     The running prediction of line 6 runs over logits. The weight of an image for learner m+1 is the size of the
     derivative of the cross-entropy at s^m with respect to the logit of its own class: 1 - p(own class), in (0, 1).
     A learner's loss is the weighted mean, sum(w loss) / sum(w): as training goes on the weights fall, most of all for
-    the last learners, and under a diversity loss a learner whose own loss has become small is the one that gives way.
+    the last learners, whose losses would fade beside a diversity loss.
     `boost=False` trains every classifier on every image alike; one group gives the plain network.
 
     As in `BoostedLoss`, called with the raw embedding z (B, d) and labels (B,). `logits` gives the ensemble's answer.

@@ -47,7 +47,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "model.groups": 2,
         "loss.name": "cross-entropy",
         "diversity.through_backbone": True,
-        "diversity.scale_features": False,  # the loss then limits features that it reaches; see docs/results.md
+        "diversity.scale_features": False,  # better on validation images; see docs/results.md
         "data.augment": "none",  # the paper names none, and compares with a baseline that has weight decay only
         "train.batch_classes": 10,
         "train.batch_images": 10,
