@@ -31,6 +31,9 @@ class DataConfig:
     split: Literal["classes", "inside"] = setting("classes", "test classes unseen in training, or a part of each class")
     test_share: float = setting(0.5, "share of the classes that are for testing", least=0, most=1)
     validation: float = setting(0.0, "share of the training classes held out to validate on", least=0, most=0.9)
+    validation_order: Literal["random", "last"] = setting(
+        "random", "which classes validation holds out: drawn at random, or the last ones, as a test split often does"
+    )
     train_classes: int = setting(0, "train on so many classes only, spread evenly over all; 0 for all", least=0)
     train_images: int = setting(0, "train on so many images of each class only, spread evenly; 0 for all", least=0)
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
@@ -50,6 +53,7 @@ class ModelConfig:
     start: Literal["glorot", "orthogonal", "activation", "adversarial"] = setting(
         "glorot", "the embedding layer before training: drawn, or solved for with a diversity loss"
     )
+    bias: bool = setting(False, "a bias in the embedding layer, which starts by taking the features' mean away")
     weighting: Literal["alpha", "sqrt"] = setting("sqrt", "weights of the learners in the test-time vector")
     trainable_from: str = setting("", "first stage that is trained; empty for all, 'embedding' for the last layer only")
     trunk_views: int = setting(0, "augmented views of the frozen stages' maps to compute once; 0 for none", least=0)
@@ -61,6 +65,9 @@ class LossConfig:
         "binomial-deviance", "the loss; cross-entropy is for classification"
     )
     boost: bool = setting(True, "weigh pairs for each learner by how wrong the ensemble so far is")
+    boosting: Literal["eta", "shrinkage"] = setting(
+        "eta", "how pairs are weighed: by the loss's derivative (Algorithm 1), or the authors' gentler form"
+    )
     beta1: float = setting(2.0, "slope of binomial deviance")
     beta2: float = setting(0.5, "threshold of binomial deviance")
     cost: float = setting(10.0, "cost of negative pairs in binomial deviance; the paper's is 25")
@@ -262,6 +269,10 @@ def _check_together(config: Config) -> None:
         raise ConfigError("A diversity loss needs at least 2 groups; set model.groups=3 or diversity.name=none.")
     if config.model.start in ("activation", "adversarial") and count < 2:
         raise ConfigError("A solved start of the embedding layer needs at least 2 groups; set model.start=glorot.")
+    if config.loss.boosting == "shrinkage" and config.loss.name != "binomial-deviance":
+        raise ConfigError(
+            f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{config.loss.name}' instead."
+        )
     if config.model.trunk_views and not config.model.trainable_from:
         raise ConfigError("'model.trunk_views' caches what 'model.trainable_from' freezes; set that stage too.")
     if config.train.warmup > config.train.steps:

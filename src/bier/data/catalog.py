@@ -44,6 +44,7 @@ def load(
     split: Literal["classes", "inside"] = "classes",
     test_share: float = 0.5,
     size: str = "small",
+    validation_order: Literal["random", "last"] = "random",
 ) -> Dataset:
     """The data set of this name, read from `root` (which `glyphs` does not need) and divided into parts.
 
@@ -53,8 +54,10 @@ def load(
         "validation"; `glyphs` holds out whole alphabets; `cifar10` always has its own.
     split, test_share: how `folder`, `table` and `features` are divided where they do not say it themselves.
     size: the test set of `vehicleid`: small, medium or large.
+    validation_order: hold out classes drawn at random, or the last ones (random ones may have siblings in
+        training, as birds of one genus have, and are then easier than the test classes).
     """
-    plan = SplitPlan(split, seed, test_share, validation)
+    plan = SplitPlan(split, seed, test_share, validation, validation_order)
     if name not in NAMES:
         near = difflib.get_close_matches(str(name), NAMES, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else "."

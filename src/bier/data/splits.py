@@ -31,6 +31,7 @@ class SplitPlan:
     seed: int = 0
     test_share: float = 0.5
     validation: float = 0.0
+    validation_order: Literal["random", "last"] = "random"
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "inside"):
@@ -39,6 +40,13 @@ class SplitPlan:
             raise ConfigError(
                 f"The 'test_share' of a data set must be above 0 and below 1. Got {self.test_share} instead."
             )
+        if self.validation_order not in ("random", "last"):
+            raise ConfigError(
+                "The 'validation_order' of a data set must be 'random' or 'last'. "
+                f"Got '{self.validation_order}' instead."
+            )
+        if self.validation_order == "last" and self.kind == "inside":
+            raise ConfigError("'validation_order' = last holds out classes; it does not go with split = inside.")
         if not 0 <= self.validation < 1:
             raise ConfigError(
                 f"The 'validation' of a data set must be from 0 to below 1. Got {self.validation} instead."
@@ -65,6 +73,8 @@ def held_out(dataset: Dataset, plan: SplitPlan, divided: bool = False) -> Datase
         train, validation = _apart(parts.pop("train"), plan.validation, plan, _VALIDATION, where)
         parts = {"train": train, "validation": validation, **parts}
         split |= {"seed": plan.seed, "validation": plan.validation, "validation_kind": plan.kind}
+        if plan.validation_order != "random":
+            split["validation_order"] = plan.validation_order
     if divided or "validation_kind" in split:
         split["parts"] = described(parts)
     return Dataset(dataset.name, parts, dataset.ks, dataset.protocol, split)
@@ -101,7 +111,10 @@ def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -
             f"A split by classes needs at least two classes in {where}. Got {len(present)}; use split='inside' instead."
         )
     count = min(max(round(len(present) * share), 1), len(present) - 1)
-    chosen = present[Draws(plan.seed, stream).order(len(present))[:count]]
+    if stream == _VALIDATION and plan.validation_order == "last":
+        chosen = present[-count:]
+    else:
+        chosen = present[Draws(plan.seed, stream).order(len(present))[:count]]
     drawn = np.isin(part.labels, chosen)
     return part.select(~drawn).only_present(), part.select(drawn).only_present()
 

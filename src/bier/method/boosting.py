@@ -1,7 +1,7 @@
 """Online gradient boosting of the learners: Algorithm 1 on pairs, Appendix B on triplets."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ class BoostedLoss(nn.Module):
         groups: the size of each learner. A single group gives the plain (baseline) loss.
         loss: a loss on pairs or triplets; see `bier.method.losses` for what may stand here.
         boost: False weighs every pair the same for every learner.
+        boosting: how pairs are weighed. `eta` is Algorithm 1: the derivative of the loss at the running score.
+            `shrinkage` is the gentler form of the authors' code, for binomial deviance only: the sigmoid of a sum
+            over learners that grows by `shrinkage` times the argument of the loss.
 
     Called with the raw embedding z (B, d) and integer labels (B,). All pairs i<j of the batch are used, the positive
     and the negative ones averaged separately and added; or all triplets, averaged. A kind that the batch does not
@@ -42,11 +45,23 @@ class BoostedLoss(nn.Module):
         groups: Sequence[int],
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         boost: bool = True,
+        boosting: equations.Boosting = "eta",
+        shrinkage: float = 0.06,
     ) -> None:
         super().__init__()
         self.groups = checked_groups(groups)
         self.loss: Any = BinomialDeviance() if loss is None else loss
         self.boost = boost
+        if boosting not in get_args(equations.Boosting):
+            raise ConfigError(
+                f"The 'boosting' parameter must be one of {get_args(equations.Boosting)}. Got {boosting!r} instead."
+            )
+        if boosting == "shrinkage" and not callable(getattr(self.loss, "evidence", None)):
+            raise ConfigError(
+                f"The 'boosting' parameter 'shrinkage' goes with BinomialDeviance. Got the loss {self.loss!r} instead."
+            )
+        self.boosting: equations.Boosting = boosting
+        self.shrinkage = shrinkage
         self.rates, _ = equations.boosting_rates(len(self.groups))
 
     def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
@@ -78,15 +93,24 @@ class BoostedLoss(nn.Module):
         """Scores (M times), labels and shares of some pairs -> (M, 3): loss, mean weights."""
         share = positive + negative
         weight, weighted = torch.ones_like(share), share
-        running = torch.zeros_like(share)
+        gentle = self.boosting == "shrinkage"
+        running = torch.full_like(share, 0.5) if gentle else torch.zeros_like(share)
         rows = []
         for m, (rate, score) in enumerate(zip(self.rates, scores, strict=True)):
             if m and self.boost:
-                weight = equations.boosting_weight(pair_derivative(self.loss, running, same))
+                if gentle:
+                    weight = equations.shrinkage_weight(running, same)
+                else:
+                    weight = equations.boosting_weight(pair_derivative(self.loss, running, same))
                 weighted = weight * share
             loss = _dot(self.loss(score, same), weighted)
             rows.append(torch.stack((loss, _dot(weight, positive), _dot(weight, negative))))
-            running = equations.running_score(running, score.detach(), rate)
+            if gentle:
+                running = equations.shrinkage_activation(
+                    running, self.loss.evidence(score.detach(), same), self.shrinkage
+                )
+            else:
+                running = equations.running_score(running, score.detach(), rate)
         return torch.stack(rows)
 
     def _over_triplets(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
@@ -113,7 +137,7 @@ class BoostedLoss(nn.Module):
         return _parts(torch.stack(rows))
 
     def extra_repr(self) -> str:
-        return f"groups={self.groups}, loss={self.loss}, boost={self.boost}"
+        return f"groups={self.groups}, loss={self.loss}, boost={self.boost}, boosting={self.boosting}"
 
 
 def _pair_counts(labels: Tensor) -> tuple[int, int]:

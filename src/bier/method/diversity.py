@@ -71,7 +71,7 @@ class _DiversityLoss(nn.Module):
         if self.scale_features:
             mean_square = features.square().mean()
             features = features * mean_square.clamp_min(torch.finfo(features.dtype).tiny).rsqrt()
-        return ensemble.split(ensemble(features))
+        return ensemble.split(ensemble.activations(features))
 
     def _finish(
         self, combine: Callable[[Tensor, Tensor, float], Tensor], similarity: Tensor, weight: Tensor

@@ -19,17 +19,20 @@ class EmbeddingEnsemble(nn.Module):
         in_features: h.
         groups: the size of each learner, such as (96, 160, 256); see `bier.group_sizes`.
         start: `glorot` (uniform) or `orthogonal`; `bier.initialise` solves for W instead.
-
-    There is no bias: f_m(x) = phi(x)^T W_m, and the diversity losses see just that.
+        bias: add a bias to the embedding, f_m(x) = phi(x)^T W_m + b_m. It starts at 0; `centre` takes the mean of the
+            features away. The diversity losses see phi(x)^T W_m without it.
     """
 
-    def __init__(self, in_features: int, groups: Sequence[int], start: Start = "glorot") -> None:
+    bias: Tensor | None
+
+    def __init__(self, in_features: int, groups: Sequence[int], start: Start = "glorot", bias: bool = False) -> None:
         super().__init__()
         if in_features < 1:
             raise ConfigError(f"The 'in_features' parameter must be at least 1. Got {in_features!r} instead.")
         self.in_features = in_features
         self.groups = checked_groups(groups)
         self.weight = nn.Parameter(torch.empty(sum(self.groups), in_features))  # (d, h)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(sum(self.groups))) if bias else None)
         self.restart(start)
 
     def restart(self, start: Start) -> None:
@@ -45,7 +48,18 @@ class EmbeddingEnsemble(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """phi (B, h) -> raw embedding z (B, d)."""
+        return nn.functional.linear(features, self.weight, self.bias)
+
+    def activations(self, features: Tensor) -> Tensor:
+        """phi (B, h) -> phi^T W (B, d), without the bias: what the diversity losses see."""
         return nn.functional.linear(features, self.weight)
+
+    @torch.no_grad()
+    def centre(self, features: Tensor) -> None:
+        """Set the bias to -W mean(phi), so that embeddings of these features (N, h) have mean 0."""
+        if self.bias is None:
+            raise ConfigError("'centre' needs an ensemble with a bias; make it with bias=True.")
+        self.bias.copy_(-self.activations(features.to(self.weight).mean(dim=0, keepdim=True))[0])
 
     def split(self, z: Tensor) -> tuple[Tensor, ...]:
         """z (B, d) -> M tensors (B, d_m)."""
@@ -71,7 +85,7 @@ class EmbeddingEnsemble(nn.Module):
         return equations.ensemble_vector(self.split(z)[:count], weighting)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, groups={self.groups}"
+        return f"in_features={self.in_features}, groups={self.groups}, bias={self.bias is not None}"
 
 
 def checked_groups(groups: Sequence[int]) -> tuple[int, ...]:

@@ -16,13 +16,13 @@ from bier.errors import ConfigError
 
 Reduction: TypeAlias = Literal["sum", "mean"]
 Weighting: TypeAlias = Literal["alpha", "sqrt"]
+Boosting: TypeAlias = Literal["eta", "shrinkage"]
 
 # Embedding size and number of groups -> the sizes that the paper lists.
 PAPER_GROUPS: dict[tuple[int, int], tuple[int, ...]] = {
     (384, 3): (64, 128, 192),
     (512, 2): (170, 342),
     (512, 3): (96, 160, 256),
-    (512, 4): (52, 102, 152, 204),
     (512, 5): (34, 68, 102, 138, 170),
     (1024, 3): (170, 342, 512),
     (1024, 4): (102, 204, 308, 410),
@@ -57,6 +57,13 @@ def binomial_deviance_weight(
 ) -> Tensor:
     """|derivative| of line 2 without its constant b1 C_y, so that it lies in (0, 1): (P,) -> (P,)."""
     return torch.sigmoid(_deviance_exponent(s, same, beta1, beta2, cost))
+
+
+def binomial_deviance_evidence(
+    s: Tensor, same: Tensor, beta1: float = 2.0, beta2: float = 0.5, cost: float = 25.0
+) -> Tensor:
+    """The argument of line 2, (2y-1) b1 (s-b2) C_y: (P,) -> (P,)."""
+    return -_deviance_exponent(s, same, beta1, beta2, cost)
 
 
 def _deviance_exponent(s: Tensor, same: Tensor, beta1: float, beta2: float, cost: float) -> Tensor:
@@ -110,6 +117,20 @@ def boosting_weight(derivative: Tensor) -> Tensor:
     return derivative.detach().abs()
 
 
+def shrinkage_activation(previous: Tensor, evidence: Tensor, shrinkage: float = 0.06) -> Tensor:
+    """Line 7, the authors' gentler form. a^m = a^{m-1} + nu evidence, from a^0 = 0.5: (...), (...) -> (...).
+
+    `evidence` is the argument of binomial deviance: b1 (s_m - b2) if positive, -C times that if negative.
+    """
+    return previous + shrinkage * evidence
+
+
+def shrinkage_weight(activation: Tensor, same: Tensor) -> Tensor:
+    """Line 7, the authors' gentler form. w^{m+1} = sigmoid(-a^m), doubled for negative pairs: (...) -> (...)."""
+    weight = torch.sigmoid(-activation.detach())
+    return torch.where(same, weight, 2 * weight)
+
+
 def triplet_boosting_weight(by_positive: Tensor, by_negative: Tensor) -> Tensor:
     """Line 8. w^{m+1} = |loss'(s^{m+}, s^{m-})|: (...), (...) -> (...), cut off from the gradient.
 
@@ -122,7 +143,7 @@ def group_sizes(dimensions: int, groups: int) -> tuple[int, ...]:
     """Line 9. The paper's list where it has one, else proportional to alpha; at least 1 each, summing exactly.
 
     What rounding down leaves over goes to the groups with the largest remainders, later ones first. The paper's list
-    for 512 dimensions in 4 groups, 52-102-152-204, is two short of 512; it is given as printed.
+    for 512 dimensions in 4 groups, 52-102-152-204, is two short of 512 and not used here.
     """
     _, alpha = boosting_rates(groups)
     if not isinstance(dimensions, int) or isinstance(dimensions, bool):

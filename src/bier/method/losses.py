@@ -45,6 +45,10 @@ class BinomialDeviance(_Checked):
     def weight(self, similarity: Tensor, same: Tensor) -> Tensor:
         return equations.binomial_deviance_weight(similarity, same, self.beta1, self.beta2, self.cost)
 
+    def evidence(self, similarity: Tensor, same: Tensor) -> Tensor:
+        """The argument of the loss: how far a pair lies on its right side of the threshold, times its slope."""
+        return equations.binomial_deviance_evidence(similarity, same, self.beta1, self.beta2, self.cost)
+
 
 @dataclass(frozen=True)
 class Contrastive(_Checked):

@@ -47,10 +47,26 @@ def _response_norm() -> nn.Module:
 
 
 class Inception(nn.Module):
-    """Four paths over the same maps, concatenated: (B, inputs, H, W) -> (B, sum of the four, H, W)."""
+    """Four paths over the same maps, concatenated: (B, inputs, H, W) -> (B, sum of the four, H, W).
 
-    def __init__(self, inputs: int, one: int, reduce3: int, three: int, reduce5: int, five: int, pool: int) -> None:
+    `halve` pools the result to half its side. Caffe lists that pool before the next block; here it ends the
+    block before, so that maps cached between the two are a quarter of the size.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        one: int,
+        reduce3: int,
+        three: int,
+        reduce5: int,
+        five: int,
+        pool: int,
+        *,
+        halve: bool = False,
+    ) -> None:
         super().__init__()
+        self.register_load_state_dict_pre_hook(_without_pool_before)  # type: ignore[no-untyped-call]
         self.paths = nn.ModuleDict(
             {
                 "1x1": _convolution(inputs, one, 1),
@@ -60,8 +76,17 @@ class Inception(nn.Module):
             }
         )
 
+        self.halve = _halving_pool() if halve else nn.Identity()
+
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([path(x) for path in self.paths.values()], dim=1)
+        maps: Tensor = self.halve(torch.cat([path(x) for path in self.paths.values()], dim=1))
+        return maps
+
+
+def _without_pool_before(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Models saved by bier 0.1 have the pool before 4a and 5a, and so a `1.` in the names of their weights."""
+    for name in [name for name in state if name.startswith(f"{prefix}1.paths.")]:
+        state[prefix + name.removeprefix(f"{prefix}1.")] = state.pop(name)
 
 
 def googlenet(*, pretrained: bool, weights: Path | None) -> Backbone:
@@ -94,10 +119,7 @@ def _stages() -> dict[str, nn.Module]:
     )
     stages: dict[str, nn.Module] = {"stem": stem}
     for name, widths in INCEPTIONS.items():
-        block: nn.Module = Inception(*widths)
-        if name in ("4a", "5a"):
-            block = nn.Sequential(_halving_pool(), block)
-        stages[f"inception_{name}"] = block
+        stages[f"inception_{name}"] = Inception(*widths, halve=name in ("3b", "4e"))
     stages["head"] = nn.Sequential(nn.AvgPool2d(7, 1), nn.Flatten())
     return stages
 
@@ -126,8 +148,7 @@ def convolutions(backbone: Backbone) -> dict[str, nn.Conv2d]:
     named = {"conv1/7x7_s2": "conv1.0", "conv2/3x3_reduce": "reduce2.0", "conv2/3x3": "conv2.0"}
     found = {name: layers["stem"].get_submodule(path) for name, path in named.items()}
     for name in INCEPTIONS:
-        stage = layers[f"inception_{name}"]
-        block = stage if isinstance(stage, Inception) else stage.get_submodule("1")
+        block = layers[f"inception_{name}"]
         found |= {f"inception_{name}/{part}": block.get_submodule(path) for part, path in _PARTS.items()}
     return {name: module for name, module in found.items() if isinstance(module, nn.Conv2d)}
 

@@ -128,6 +128,7 @@ class Model:
             "mean": scale.mean.flatten().tolist() if isinstance(scale, Scale) else [],
             "std": (1 / scale.factor).flatten().tolist() if isinstance(scale, Scale) else [],
             "groups": list(self.groups),
+            "bias": self.ensemble.bias is not None,
             "weighting": self.weighting,
             "precision": self.precision,
             "metadata": self.metadata,
@@ -193,7 +194,11 @@ def _described(description: Mapping[str, Any], precision: str | None) -> Model:
     backbone.resize, backbone.crop = int(description["resize"]), int(description["crop"])
     if backbone.crop:
         backbone.scale = Scale(description["mean"], description["std"])
-    ensemble = EmbeddingEnsemble(backbone.features, description["groups"])
+    ensemble = EmbeddingEnsemble(
+        backbone.features,
+        description["groups"],
+        bias=bool(description.get("bias", False)),  # models of 0.1 have none
+    )
     return Model(
         backbone, ensemble, description["weighting"], precision or description["precision"], description["metadata"]
     )

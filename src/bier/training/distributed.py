@@ -93,13 +93,13 @@ def agree(flag: bool) -> bool:
     return bool(vote.item())
 
 
-def from_first(compute: Callable[[], float]) -> float:
-    """The value that process 0 computes, on every process."""
+def from_first(compute: Callable[[], list[float]]) -> list[float]:
+    """The values that process 0 computes, on every process."""
     if world() == 1:
         return compute()
-    value = torch.tensor([compute() if rank() == 0 else 0.0], dtype=torch.float64)
-    dist.broadcast(value, src=0)
-    return float(value)
+    values = [compute() if rank() == 0 else []]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Feed(Protocol):
         ...
 
     def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        """What the whole backbone takes (pixels or features), as it is at test time."""
+        """Inputs of these images as they are at test time, for the same network."""
         ...
 
 
@@ -73,12 +73,23 @@ class FeatureFeed:
 
 
 class TrunkFeed:
-    """Maps (B, C, H, W) of the frozen stages, computed once for several augmented views of each image."""
+    """Maps (B, C, H, W) of the frozen stages, computed once for several augmented views of each image.
 
-    def __init__(self, pixels: PixelFeed, trunk: nn.Module, folder: Path, config: Config, progress: Progress) -> None:
-        self.pixels = pixels
+    With `training=False` it is one view, the one of test time.
+    """
+
+    def __init__(
+        self,
+        pixels: PixelFeed,
+        trunk: nn.Module,
+        folder: Path,
+        config: Config,
+        progress: Progress,
+        training: bool = True,
+    ) -> None:
         self.kept = pixels.kept
-        views, augment = config.model.trunk_views, config.data.augment
+        self.training = training
+        views, augment = (config.model.trunk_views, config.data.augment) if training else (1, "none")
         with distributed.first_process_first():
             self.cache = TrunkCache(
                 trunk,
@@ -95,7 +106,9 @@ class TrunkFeed:
         return self.cache.batches(plan)
 
     def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        return self.pixels.in_order(numbers, batch_size)
+        if self.training:
+            raise RuntimeError("these maps are of augmented views")
+        return (maps for maps, _ in self.cache.batches(in_order(numbers, batch_size)))
 
 
 def feed_for(part: Part, backbone: Backbone, config: Config, progress: Progress | None = None) -> Feed:

@@ -21,8 +21,9 @@ CLASSIFIER = "classifier.safetensors"
 
 
 @torch.no_grad()
-def measure(bench: Workbench) -> float:
-    """R@1 of the ensemble on the validation classes, or accuracy on the validation images; in percent."""
+def measure(bench: Workbench) -> list[float]:
+    """R@1 on the validation classes, or accuracy on the validation images, of the ensemble and of each learner; in
+    percent."""
     if bench.validation is None:
         raise RuntimeError("this run has no validation part")
     feed, labels = bench.validation
@@ -31,11 +32,16 @@ def measure(bench: Workbench) -> float:
     z = torch.cat([bench.embed(inputs) for inputs in feed.in_order(feed.kept, BATCH)])
     chosen = torch.from_numpy(labels[feed.kept]).to(z.device)
     if isinstance(objective.metric, BoostedClassifier):
-        right = accuracies(objective.metric, z, chosen)["ensemble"]
+        right = accuracies(objective.metric, z, chosen)
         objective.train()
-        return right
+        return [value for name, value in right.items() if not name.startswith("prefix-")]
     objective.train()
-    return recall_at_k(objective.ensemble.vector(z, bench.config.model.weighting).cpu(), chosen.cpu(), [1])[1]
+    z, chosen = z.cpu(), chosen.cpu()
+    vectors = [
+        objective.ensemble.vector(z, bench.config.model.weighting),
+        *map(equations.unit_rows, objective.ensemble.split(z)),
+    ]
+    return [recall_at_k(one, chosen, [1])[1] for one in vectors]
 
 
 @torch.no_grad()

@@ -108,9 +108,9 @@ def train(
                 standing.step += 1
                 row = _step(config, bench, model, optimizer, inputs, bench.labels[numbers], standing.step, run)
                 if bench.validation and _due(standing.step, config.train.validate_every, config):
-                    value = distributed.from_first(lambda: measure(bench))
+                    value, *learners = distributed.from_first(lambda: measure(bench))
                     standing.judge(value)
-                    row = {"step": standing.step, **row, "validation": value}
+                    row = {"step": standing.step, **row, "validation": value, "validation_learners": learners}
                 if row:
                     seconds = time.perf_counter() - started
                     metrics.write(row, {"images_per_second": bench.sampler.batch_size / seconds})
@@ -253,7 +253,6 @@ def _start_or_restore(
         if distributed.rank() == 0:
             record.write_config(run, config, bench.dataset.split)
             solve_start(config, bench, observer.prepare)
-        bench.objective.after_step()
         torch.manual_seed(config.seed + distributed.rank())
         return Standing()
     state = saved.read_checkpoint(newest)

@@ -80,7 +80,8 @@ def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> Booste
         return BoostedLoss(groups, Contrastive(**given), loss.boost)
     if loss.name == "triplet":
         return BoostedLoss(groups, Triplet(**given), loss.boost)
-    return BoostedLoss(groups, BinomialDeviance(loss.beta1, loss.beta2, loss.cost), loss.boost)
+    deviance = BinomialDeviance(loss.beta1, loss.beta2, loss.cost)
+    return BoostedLoss(groups, deviance, loss.boost, loss.boosting)
 
 
 def diversity_loss(config: Config, name: str, groups: tuple[int, ...]) -> ActivationLoss | AdversarialLoss | None:

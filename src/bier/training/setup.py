@@ -17,19 +17,20 @@ from bier.data import Dataset, Part
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.images import in_order
+from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble, Start
 from bier.method.equations import group_sizes
 from bier.method.initialise import initialise
 from bier.models.backbones import Backbone, build_backbone
 from bier.models.folding import folded
 from bier.models.memory import reuse_memory
-from bier.models.precision import autocast
 from bier.training import distributed
 from bier.training.feeds import Feed, PixelFeed, TrunkFeed, feed_for
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
+FEATURES_FOR_MEAN = 1_000  # images whose mean feature the bias takes away
 # The first steps take the learners apart (classifier correlation 0.74 to 0.34 on CUB) and cost no recall; the rest of
 # the way to the minimum turns W towards directions in which the images hardly differ. See docs/results.md.
 START_STEPS = 20
@@ -55,17 +56,9 @@ class Workbench:
         return self.objective.ensemble.weight.device
 
     @torch.no_grad()
-    def features(self, inputs: Tensor) -> Tensor:
-        """phi (B, h) of images as they are at test time, through the whole backbone."""
-        inputs = inputs.to(self.device)
-        with autocast(self.config.train.precision, self.device):
-            features: Tensor = self.backbone(inputs)
-        return features.to(self.objective.ensemble.weight.dtype)
-
-    @torch.no_grad()
     def embed(self, inputs: Tensor) -> Tensor:
-        """The raw embedding z (B, d) of images as they are at test time."""
-        z: Tensor = self.objective.ensemble(self.features(inputs))
+        """The raw embedding z (B, d) of what a feed gives."""
+        z: Tensor = self.objective.ensemble(self.objective.features(inputs.to(self.device)))
         return z
 
 
@@ -80,6 +73,7 @@ def load_data(config: Config) -> Dataset:
         split=settings.split,
         test_share=settings.test_share,
         size=settings.size,
+        validation_order=settings.validation_order,
     )
     if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
         wanted = "cross-entropy" if dataset.protocol == "accuracy" else "binomial-deviance, contrastive or triplet"
@@ -128,7 +122,7 @@ def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder |
     part = dataset["train"]
     backbone = backbone_for(config, part).to(distributed.device())
     groups = sizes(config)
-    ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config))
+    ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config), config.model.bias)
     network, feed = feed_and_network(config, backbone, part, run, progress)
     objective = Objective(
         network,
@@ -157,7 +151,7 @@ def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder |
         feed,
         torch.from_numpy(part.labels),
         sampler,
-        _validation(config, dataset, backbone),
+        _validation(config, dataset, backbone, run, progress),
     )
 
 
@@ -196,19 +190,21 @@ def backbone_for(config: Config, part: Part) -> Backbone:
 
 
 def feed_and_network(
-    config: Config, backbone: Backbone, part: Part, run: Path, progress: Progress
+    config: Config, backbone: Backbone, part: Part, run: Path, progress: Progress, training: bool = True
 ) -> tuple[nn.Module, Feed]:
-    """Training images as they enter what is trained, and the network that takes them."""
+    """Training images (or those to validate on) as they enter what is trained, and the network that takes them."""
     feed = feed_for(part, backbone, config, lambda done, total: progress("reading images", done, total))
     if not config.model.trunk_views or not isinstance(feed, PixelFeed):
         return backbone, feed
     stage = config.model.trainable_from
     trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
     home = Path(config.data.cache) if config.data.cache else run
-    made_of = repr((config.data, config.model.backbone, config.model.resolution, stage, config.model.trunk_views))
+    made_of = repr(
+        (config.data, config.model.backbone, config.model.resolution, stage, config.model.trunk_views, training)
+    )
     folder = home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}"
     follow = lambda done, total: progress("maps of the frozen stages", done, total)  # noqa: E731
-    return rest, TrunkFeed(feed, trunk, folder, config, follow)
+    return rest, TrunkFeed(feed, trunk, folder, config, follow, training)
 
 
 def sizes(config: Config) -> tuple[int, ...]:
@@ -221,27 +217,46 @@ def _drawn_start(config: Config) -> Start:
     return "orthogonal" if config.model.start == "orthogonal" else "glorot"
 
 
-def _validation(config: Config, dataset: Dataset, backbone: Backbone) -> tuple[Feed, NDArray[np.int64]] | None:
+def _validation(
+    config: Config, dataset: Dataset, backbone: Backbone, run: Path, progress: Progress
+) -> tuple[Feed, NDArray[np.int64]] | None:
     if "validation" not in dataset.parts:
         return None
     part = dataset["validation"]
-    feed = feed_for(part, backbone, config)
+    _, feed = feed_and_network(config, backbone, part, run, progress, training=False)
     return feed, part.labels
 
 
 def solve_start(config: Config, bench: Workbench, progress: Progress) -> None:
-    """Solve for W with a diversity loss, on features computed once, where the config asks for it."""
-    loss = diversity_loss(config, config.model.start, bench.objective.ensemble.groups)
-    if loss is None:
+    """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, rows held at
+    length 1, and the bias that centres the embedding, each where the config asks for it."""
+    ensemble = bench.objective.ensemble
+    loss = diversity_loss(config, config.model.start, ensemble.groups)
+    if loss is None and not config.model.bias:
+        bench.objective.after_step()
         return
     generator = np.random.default_rng(config.seed)
-    kept = bench.feed.kept
-    chosen = np.sort(generator.permutation(kept)[:MOST_FEATURES])
+    most = MOST_FEATURES if loss is not None else FEATURES_FOR_MEAN
+    chosen = np.sort(generator.permutation(bench.feed.kept)[:most])
     features = torch.cat(_features(bench, chosen, progress))
+    if loss is not None:
+        _solve(config, ensemble, features, loss, progress)
+    bench.objective.after_step()
+    if config.model.bias:
+        ensemble.centre(features)
+
+
+def _solve(
+    config: Config,
+    ensemble: EmbeddingEnsemble,
+    features: Tensor,
+    loss: ActivationLoss | AdversarialLoss,
+    progress: Progress,
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a start that is not fully flat is still a start
         initialise(
-            bench.objective.ensemble,
+            ensemble,
             features,
             loss,
             steps=START_STEPS,
