@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from bier.evaluate.dataset import assess
 from bier.models.model import load
 from bier.training import resolve, train
-from bier.training.assess import assess
 from bier.training.setup import load_data
 
 ALL = {"data.train_classes": 0}

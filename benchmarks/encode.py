@@ -21,10 +21,9 @@ from PIL import Image
 
 from bier import EmbeddingEnsemble, Model
 from bier.images import PreparedImages
+from bier.models.backbone import autocast, resolve_precision, reuse_memory
 from bier.models.backbones import build_backbone
-from bier.models.batches import pixel_batches
-from bier.models.memory import reuse_memory
-from bier.models.precision import autocast, resolve_precision
+from bier.models.model import pixel_batches
 
 SEED, BATCH, GROUPS = 0, 64, (96, 160, 256)
 CUB = Path(__file__).parents[1].parent / "shared" / "data" / "CUB_200_2011" / "images"

@@ -21,11 +21,9 @@ from torch import Tensor, nn
 
 from bier import BoostedLoss, EmbeddingEnsemble
 from bier.images import PreparedImages
+from bier.models.backbone import autocast, folded, resolve_precision, reuse_memory
 from bier.models.backbones import build_backbone
-from bier.models.folding import folded
-from bier.models.memory import reuse_memory
-from bier.models.precision import autocast, resolve_precision
-from bier.models.trunk import TrunkCache
+from bier.models.maps import TrunkCache
 
 BATCH, SIZE, SEED, STAGE = 64, 224, 0, "blocks.4"
 GROUPS = (96, 160, 256)

@@ -25,9 +25,9 @@ from PIL import Image
 
 from bier import EmbeddingEnsemble, Index, Model, boosting_rates
 from bier.models.backbones import build_backbone
-from bier.web.collection import Collection
-from bier.web.limits import Limits
-from bier.web.server import create_app
+from bier.web.app import create_app
+from bier.web.guard import Limits
+from bier.web.service import Collection
 
 SEED = 0
 GROUPS = (96, 160, 256)

@@ -171,7 +171,7 @@ def main() -> None:
 def report(arguments: argparse.Namespace, contenders: dict[str, Contender]) -> None:
     import torch
 
-    from bier.models.precision import resolve_precision
+    from bier.models.backbone import resolve_precision
 
     auto = str(resolve_precision("auto", torch.device("cpu"))).removeprefix("torch.")
     machine = f"{platform.machine()}, {arguments.threads} thread(s), load {os.getloadavg()[0]:.1f}"

@@ -10,16 +10,17 @@ import bier
 ROOT = Path(bier.__file__).parent
 
 LAYERS = [
-    {"errors", "durable"},
+    {"errors", "files", "distributed"},
     {"config", "method", "images"},
-    {"data", "models", "evaluate", "search"},
+    {"data", "models", "search"},
+    {"evaluate"},
     {"training"},
     {"paper", "web"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 SAME_LAYER = {("models", "method")}
-FORBIDDEN = {("web", "training"), ("search", "method"), ("evaluate", "images")}
+FORBIDDEN = {("web", "training"), ("search", "method")}
 METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
 
 
@@ -66,7 +67,7 @@ def test_the_method_imports_torch_and_nothing_else(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_stay_readable(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 300
+    assert len(path.read_text().splitlines()) <= 600
     assert path.stem not in {"utils", "helpers", "common", "misc"}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bier.cli.options import Data
+from bier.cli.terminal import Data
 from bier.data import NAMES
 
 
@@ -113,5 +113,5 @@ def test_help_names_every_data_set_and_shows_examples(cli) -> None:
 
 def test_asking_for_help_does_not_load_torch_or_numpy() -> None:
     heavy = "{'torch', 'numpy', 'PIL', 'matplotlib'}"
-    code = f"import sys; import bier.cli.data, bier.cli.options; sys.exit(len({heavy} & set(sys.modules)))"
+    code = f"import sys; import bier.cli.data, bier.cli.terminal; sys.exit(len({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bier.paper.catalog import EXPERIMENTS
+from bier.paper.experiments import EXPERIMENTS
 
 Cli = Callable[..., tuple[int, str, str]]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from bier.config import Config
-from bier.training.checkpoint import complete
-from bier.training.record import read_metrics
+from bier.training.run_folder import complete, read_metrics
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 Cli = Callable[..., tuple[int, str, str]]

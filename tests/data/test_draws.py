@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bier.data.draws import Draws
+from bier.data.part import Draws
 
 
 def test_the_stream_never_changes() -> None:

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image, features
 
 from bier.data import Dataset
-from bier.data.alphabets import TEST, TRAINING, VALIDATION_ORDER
-from bier.data.glyphs import FONTS, Drawing, draw, fonts_of, rasterise, read
+from bier.data.glyphs import FONTS, TEST, TRAINING, VALIDATION_ORDER, Drawing, draw, fonts_of, rasterise, read
 from bier.errors import DataError
 
 CHARACTERS = [(character, name) for name, some in {**TRAINING, **TEST}.items() for character in some]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bier.data import Part
-from bier.data.splits import SplitPlan, divide
+from bier.data.part import SplitPlan, divide
 from bier.errors import ConfigError, DataError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bier.errors import DataError
-from bier.evaluate.distribution import _negative_pairs, _positive_pairs, similarity_distribution
+from bier.evaluate.correlation import _negative_pairs, _positive_pairs, similarity_distribution
 
 
 @pytest.mark.parametrize(("sampler", "same"), [(_positive_pairs, True), (_negative_pairs, False)])

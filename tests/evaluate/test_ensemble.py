@@ -8,8 +8,7 @@ import torch
 
 from bier.errors import BierError
 from bier.evaluate.ensemble import evaluate_ensemble
-from bier.evaluate.ranking import rank_r
-from bier.evaluate.recall import ranks, recall_at_k, repeated_gallery_recall
+from bier.evaluate.recall import rank_r, ranks, recall_at_k, repeated_gallery_recall
 from bier.method.ensemble import EmbeddingEnsemble
 
 GROUPS = (4, 6, 10)

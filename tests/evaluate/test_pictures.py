@@ -6,7 +6,7 @@ from PIL import Image
 
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.evaluate.pictures import RIGHT, SCALE, WRONG, Cell, Picture, choose_pictures, draw_picture
-from bier.evaluate.ranking import nearest
+from bier.evaluate.recall import nearest
 
 GROUPS = (4, 6, 10)
 

@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bier.evaluate import curves, plots
-from bier.evaluate.curves import training_curves
-from bier.evaluate.distribution import Distribution
-from bier.evaluate.plots import feature_heat_map, learner_heat_map, recall_curve, save, similarity_histograms
+from bier.evaluate import figures
+from bier.evaluate.correlation import Distribution
+from bier.evaluate.figures import (
+    feature_heat_map,
+    learner_heat_map,
+    recall_curve,
+    save,
+    similarity_histograms,
+    training_curves,
+)
 
 RECALL = {
     "ensemble": {1: 50.0, 10: 80.0},
@@ -85,6 +91,5 @@ def test_nothing_to_draw(rows):
     assert training_curves(rows) is None
 
 
-@pytest.mark.parametrize("module", [plots, curves])
-def test_no_global_state_of_pyplot(module):
-    assert "pyplot" not in Path(module.__file__).read_text()
+def test_no_global_state_of_pyplot():
+    assert "pyplot" not in Path(figures.__file__).read_text()

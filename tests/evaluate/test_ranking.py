@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-from bier.evaluate import ranking
-from bier.evaluate.ranking import nearest, rank_r
+from bier.evaluate import recall
+from bier.evaluate.recall import nearest, rank_r
 
 
 def clustered(seed, count, classes, dimension=16, noise=1.0):
@@ -27,7 +27,7 @@ def referee(vectors, labels, gallery=None, gallery_labels=None):
 @pytest.mark.parametrize(("count", "classes"), [(400, 40), (300, 7), (90, 45)])
 def test_same_as_pytorch_metric_learning(count, classes, monkeypatch):
     vectors, labels = clustered(0, count, classes)
-    monkeypatch.setattr(ranking, "BLOCK", 13 * count)
+    monkeypatch.setattr(recall, "BLOCK", 13 * count)
     found = rank_r(vectors, labels)
     assert found == pytest.approx(referee(vectors, labels), abs=1e-4)  # percent: 1e-6 of the measure
     assert 5 < found.map_at_r <= found.r_precision < 95
@@ -65,7 +65,7 @@ def test_a_query_without_a_positive_scores_nothing():
 
 def test_progress_reaches_its_total(monkeypatch):
     vectors, labels = clustered(3, 100, 10)
-    monkeypatch.setattr(ranking, "BLOCK", 3000)
+    monkeypatch.setattr(recall, "BLOCK", 3000)
     seen = []
     rank_r(vectors, labels, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(30, 100), (60, 100), (90, 100), (100, 100)]
@@ -73,7 +73,7 @@ def test_progress_reaches_its_total(monkeypatch):
 
 def test_nearest_is_a_full_sort_without_the_query(monkeypatch):
     vectors, _ = clustered(4, 70, 10)
-    monkeypatch.setattr(ranking, "BLOCK", 200)
+    monkeypatch.setattr(recall, "BLOCK", 200)
     queries = np.array([3, 69, 0, 12])
     found = nearest(vectors, queries, 5)
     for row, query in enumerate(queries):

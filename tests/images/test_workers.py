@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bier.errors import ConfigError, DataError
-from bier.images.workers import check_workers, default_workers, run_in_order, run_in_threads
+from bier.images.dataset import check_workers, default_workers, run_in_order, run_in_threads
 
 
 def square_after_a_nap(number: int) -> int:

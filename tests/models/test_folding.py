@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from bier.models.backbone import fold_batch_norm, folded, reuse_memory
 from bier.models.backbones import build_backbone
-from bier.models.folding import fold_batch_norm, folded
-from bier.models.memory import reuse_memory
 
 
 def unsettle(module: nn.Module) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from bier.errors import ModelError
 from bier.models.backbone import Backbone
 from bier.models.backbones import build_backbone
-from bier.models.caffe import net_parameter, read_caffemodel
-from bier.models.googlenet import INCEPTIONS, Inception, convolutions
+from bier.models.googlenet import INCEPTIONS, Inception, convolutions, net_parameter, read_caffemodel
 
 Layers = Mapping[str, tuple[np.ndarray, np.ndarray]]
 

@@ -12,8 +12,8 @@ from PIL import Image
 from bier.errors import BierError, ConfigError, DataError, ModelError
 from bier.images import PreparedImages
 from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbone import folded
 from bier.models.backbones import build_backbone
-from bier.models.folding import folded
 from bier.models.model import Model, load
 
 

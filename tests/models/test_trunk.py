@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bier.errors import ConfigError, ModelError
 from bier.images import PreparedImages, augment
 from bier.models.backbones import build_backbone
-from bier.models.trunk import TrunkCache, _view_seed
+from bier.models.maps import TrunkCache, _view_seed
 
 
 class Counted(nn.Module):

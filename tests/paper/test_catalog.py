@@ -4,9 +4,8 @@ import pytest
 
 from bier.errors import ConfigError
 from bier.paper.budgets import BUDGETS, DEEP, FULL, SMALL, SMOKE, budget_of, config_of
-from bier.paper.catalog import EXPERIMENTS, experiment
-from bier.paper.experiment import Row
-from bier.paper.jobs import plan, row_digest, searches
+from bier.paper.experiments import EXPERIMENTS, Row, experiment
+from bier.paper.runner import plan, row_digest, searches
 
 ROWS = [(one.name, row) for one in EXPERIMENTS.values() for row in one.rows]
 

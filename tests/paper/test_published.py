@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bier.paper.budgets import budget_of
-from bier.paper.catalog import experiment
+from bier.paper.experiments import experiment
 from bier.paper.results import Results
 from bier.paper.tables import table_of
 

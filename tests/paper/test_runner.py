@@ -15,11 +15,8 @@ from bier.config import Config
 from bier.errors import ConfigError, DataError
 from bier.paper import runner
 from bier.paper.budgets import SMOKE
-from bier.paper.catalog import experiment
-from bier.paper.experiment import Experiment
-from bier.paper.jobs import Job, plan
-from bier.paper.peers import peer
-from bier.paper.runner import Places, run
+from bier.paper.experiments import Experiment, experiment
+from bier.paper.runner import Job, Places, peer, plan, run
 from bier.paper.tiny import draw_tiny_data
 from bier.training import train
 

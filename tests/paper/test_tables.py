@@ -9,12 +9,10 @@ from PIL import Image
 
 from bier.errors import DataError
 from bier.paper.budgets import FULL, SMALL
-from bier.paper.catalog import experiment
-from bier.paper.experiment import Row
-from bier.paper.jobs import row_digest
-from bier.paper.plots import write_plot
+from bier.paper.experiments import Row, experiment
 from bier.paper.results import Results
-from bier.paper.tables import table_of, write_table
+from bier.paper.runner import row_digest
+from bier.paper.tables import table_of, write_plot, write_table
 
 
 def put(out: Path, row: Row, seed: int, recall: float, **more: Any) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from bier.errors import SearchError
 from bier.search import Entry, Index, Store, is_store_uri, open_store
-from bier.search.milvus import MilvusStore
-from bier.search.milvus_schema import Address, expression, literal, parse_uri
+from bier.search.milvus import Address, MilvusStore, expression, literal, parse_uri
 
 pytest.importorskip("pymilvus", reason="needs pip install 'bier-ml[milvus]'")
 pytest.importorskip("milvus_lite", reason="needs pip install 'bier-ml[milvus]'")
@@ -211,6 +210,6 @@ def test_a_file_that_another_process_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["pymilvus", "milvus_lite"])
 def test_missing_parts_are_named(tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr("bier.search.milvus_schema.find_spec", lambda name: None if name == missing else real(name))
+    monkeypatch.setattr("bier.search.milvus.find_spec", lambda name: None if name == missing else real(name))
     with pytest.raises(SearchError, match=r"pip install 'bier-ml\[milvus\]'"):
         open_store(f"milvus:{tmp_path}/shop.db", GROUPS)

@@ -146,7 +146,7 @@ def test_a_failed_save_leaves_the_old_index(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     writing = "bier.search.storage.np.lib.format.write_array_header_1_0"
-    for broken in (writing, "os.fsync", "bier.durable.flush_folder"):
+    for broken in (writing, "os.fsync", "bier.files.flush_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(broken, full)
             with pytest.raises(SearchError, match="No space left on device"):

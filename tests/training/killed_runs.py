@@ -18,7 +18,7 @@ import torch
 
 from bier.config import Config
 from bier.training import train
-from bier.training.checkpoint import newest, step_of
+from bier.training.run_folder import newest, step_of
 
 Fork = multiprocessing.get_context("fork")
 

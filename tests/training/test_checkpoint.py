@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from bier.errors import TrainingError
-from bier.training import checkpoint as saved
-from bier.training.checkpoint import Checkpoint, complete, newest, prune, read_checkpoint, write_checkpoint
+from bier.training import run_folder as saved
+from bier.training.run_folder import Checkpoint, complete, newest, prune, read_checkpoint, write_checkpoint
 
 
 def some(step: int) -> Checkpoint:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 import bier
 from bier.config import Config
 from bier.errors import ConfigError, ModelError
+from bier.evaluate.dataset import assess_classifier
 from bier.training import resolve
-from bier.training.assess import assess_classifier
-from bier.training.record import read_metrics
+from bier.training.run_folder import read_metrics
 from bier.training.setup import load_data
 
 

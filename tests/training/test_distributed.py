@@ -18,8 +18,7 @@ from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model, load
 from bier.training import resolve
-from bier.training.checkpoint import complete, step_of
-from bier.training.record import read_metrics
+from bier.training.run_folder import complete, read_metrics, step_of
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bier"]

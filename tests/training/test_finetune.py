@@ -11,9 +11,9 @@ from torch import Tensor
 import bier
 from bier.config import Config
 from bier.errors import DataError, ModelError
+from bier.evaluate.dataset import assess
 from bier.models.backbones import build_backbone
 from bier.training import resolve
-from bier.training.assess import assess
 from bier.training.setup import load_data
 
 STAGES = ("conv1", "conv2", "conv3", "conv4")

@@ -11,8 +11,7 @@ import pytest
 
 import bier
 from bier.training import resolve
-from bier.training.checkpoint import complete, read_checkpoint
-from bier.training.record import read_metrics
+from bier.training.run_folder import complete, read_checkpoint, read_metrics
 
 SETTINGS = {
     "model.embedding": 12,

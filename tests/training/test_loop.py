@@ -18,8 +18,7 @@ from bier.config import Config
 from bier.errors import ConfigError, DataError, TrainingError
 from bier.method.equations import row_norm_deviation
 from bier.training import loop, resolve
-from bier.training.checkpoint import complete, read_checkpoint
-from bier.training.record import read_metrics
+from bier.training.run_folder import complete, read_checkpoint, read_metrics
 from bier.training.setup import Workbench, build, load_data, solve_start
 
 SMALL = {

@@ -15,7 +15,7 @@ import bier
 from bier.config import Config
 from bier.errors import ConfigError, TrainingError
 from bier.training import resolve
-from bier.training.checkpoint import complete
+from bier.training.run_folder import complete
 
 KILLS = 5
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}

@@ -15,10 +15,10 @@ from PIL import Image
 from bier import EmbeddingEnsemble, Index, Model
 from bier.images import open_image
 from bier.models.backbones import build_backbone
-from bier.web.collection import Collection
-from bier.web.limits import Limits
+from bier.web.app import create_app
+from bier.web.guard import Limits
 from bier.web.quality import measure
-from bier.web.server import create_app
+from bier.web.service import Collection
 
 GROUPS = (8, 16, 24)
 Serve = Callable[..., str]

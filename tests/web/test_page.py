@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from bier import Index, Model
-from bier.web.collection import Collection
-from bier.web.limits import Limits
+from bier.web.guard import Limits
+from bier.web.service import Collection
 
 pytestmark = pytest.mark.browser
 

@@ -15,9 +15,9 @@ from starlette.testclient import TestClient
 from bier import Index, Model
 from bier.errors import DataError, ModelError
 from bier.images import decode
-from bier.web.collection import Collection
-from bier.web.limits import Limits
-from bier.web.server import STATIC, create_app
+from bier.web.app import STATIC, create_app
+from bier.web.guard import Limits
+from bier.web.service import Collection
 
 GENEROUS = Limits(rate=1000, burst=10_000)
 

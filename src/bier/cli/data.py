@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from bier.cli.options import Data, Root, Size
-from bier.cli.terminal import Json, console, emit, say
-from bier.durable import file_aside
+from bier.cli.terminal import Data, Json, Root, Size, console, emit, say
 from bier.errors import DataError
+from bier.files import file_aside
 
 if TYPE_CHECKING:
     from PIL.Image import Image

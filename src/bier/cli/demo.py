@@ -14,7 +14,7 @@ from bier.cli.train import Watcher
 
 if TYPE_CHECKING:
     from bier.config import Config
-    from bier.training.assess import Assessment
+    from bier.evaluate.dataset import Assessment
 
 METHODS = ("baseline", "a-bier")
 KS = ("1", "2", "4", "8")
@@ -47,7 +47,7 @@ def demo(
     from bier.data import load as load_data
     from bier.evaluate.report import write_report
     from bier.training import resolve
-    from bier.training.record import read_metrics
+    from bier.training.run_folder import read_metrics
 
     changed = {} if steps is None else {"train.steps": steps}
     glyphs = load_data("glyphs")
@@ -89,7 +89,7 @@ def demo(
 def _train(config: "Config", run: Path) -> float | None:
     """Train, go on with what an earlier demo left unfinished, or leave a finished run as it is."""
     from bier.training import train
-    from bier.training.record import CONFIG, check_same_config
+    from bier.training.run_folder import CONFIG, check_same_config
 
     exists = (run / CONFIG).is_file()
     if (run / "model" / "model.json").is_file() and exists:
@@ -106,8 +106,8 @@ def _train(config: "Config", run: Path) -> float | None:
 
 
 def _assess(run: Path, dataset: Any) -> "Assessment":
+    from bier.evaluate.dataset import assess
     from bier.models.model import load
-    from bier.training.assess import assess
 
     with progress_bar() as bar:
         task = bar.add_task(f"measuring {run.name}", total=None, status="")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from bier.cli.collection import about_model, find_images
-from bier.cli.options import Cache, SkipBroken
-from bier.cli.terminal import Json, emit, progress_bar, say
+from bier.cli.terminal import Cache, Json, SkipBroken, emit, progress_bar, say
 from bier.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from bier.cli import options
-from bier.cli.terminal import Json, console, emit, progress_bar, say
+from bier.cli.terminal import Cache, Json, Root, Size, SkipBroken, console, emit, progress_bar, say
 from bier.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from bier.config import DataConfig
     from bier.data import Dataset
+    from bier.evaluate.dataset import Assessment
     from bier.evaluate.ensemble import EnsembleResult
-    from bier.training.assess import Assessment
 
 HELP = """Measure recall, correlation and what each learner adds, and write a report to look at.
 
@@ -58,11 +57,11 @@ def evaluate(
     runs: Runs = None,
     embeddings: EmbeddingsFile = None,
     data: DataName = None,
-    root: options.Root = None,
-    size: options.Size = "small",
+    root: Root = None,
+    size: Size = "small",
     part: PartName = None,
-    cache: options.Cache = None,
-    skip_broken: options.SkipBroken = False,
+    cache: Cache = None,
+    skip_broken: SkipBroken = False,
     report: Report = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Numbers only.")] = False,
     as_json: Json = False,
@@ -77,7 +76,7 @@ def evaluate(
             _write(report, result, str(embeddings))
         _show({str(embeddings): result.to_dict()}, as_json)
         return
-    from bier.training.distributed import process_group, rank
+    from bier.distributed import process_group, rank
 
     with process_group():
         found: dict[str, dict[str, Any]] = {}
@@ -100,9 +99,9 @@ def _measure(
     skip_broken: bool,
     report: Path | None,
 ) -> dict[str, Any]:
+    from bier.distributed import rank
+    from bier.evaluate.dataset import assess, assess_classifier
     from bier.models.model import load
-    from bier.training.assess import assess, assess_classifier
-    from bier.training.distributed import rank
 
     model = load(run)
     dataset, settings = _dataset(run, data, root, size)
@@ -164,7 +163,7 @@ def _write(
     folder: Path, result: "EnsembleResult", title: str, run: Path | None = None, done: "Assessment | None" = None
 ) -> None:
     from bier.evaluate.report import write_report
-    from bier.training.record import read_metrics
+    from bier.training.run_folder import read_metrics
 
     page = write_report(
         folder,

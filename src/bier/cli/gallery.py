@@ -11,8 +11,8 @@ from rich.progress import Progress as Bar
 
 from bier.cli.collection import about_model, find_images, image_path, model_of, open_collection
 from bier.cli.terminal import say
-from bier.durable import file_aside
 from bier.errors import BierError, ConfigError, DataError, SearchError
+from bier.files import file_aside
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bier.data import Part
     from bier.models.model import Model
     from bier.search import Id, Index, Label, Store
-    from bier.web.collection import Collection
+    from bier.web.service import Collection
 
     PictureOf = Callable[[Id], Image]
 
@@ -193,7 +193,7 @@ def _encode(model: "Model", source: _Source, bar: Bar) -> "Index":
 
 
 def _collection(store: "Store", model: "Model", picture: "PictureOf", title: str, bar: Bar) -> "Collection":
-    from bier.web.collection import Collection
+    from bier.web.service import Collection
 
     quality = store.about["quality"] if "quality" in store.about else _quality(store, bar)
     return Collection(store, model, picture, title, quality)

@@ -17,8 +17,8 @@ from bier.errors import ConfigError
 if TYPE_CHECKING:
     from bier.config import Config
     from bier.paper.budgets import Budget
-    from bier.paper.experiment import Experiment
-    from bier.paper.jobs import Job
+    from bier.paper.experiments import Experiment
+    from bier.paper.runner import Job
     from bier.paper.tables import Table
     from bier.training import Observer
 
@@ -72,8 +72,8 @@ def register(app: typer.Typer) -> None:
 
 def list_experiments(as_json: Json = False) -> None:
     from bier.paper.budgets import BUDGETS
-    from bier.paper.catalog import EXPERIMENTS
-    from bier.paper.jobs import plan
+    from bier.paper.experiments import EXPERIMENTS
+    from bier.paper.runner import plan
 
     def runs(experiments: Sequence["Experiment"]) -> dict[str, int]:
         return {name: len(plan(experiments, budget, budget.seeds)) for name, budget in BUDGETS.items()}
@@ -186,18 +186,16 @@ def show(
 
 
 def _experiments(names: Sequence[str]) -> list["Experiment"]:
-    from bier.paper.catalog import EXPERIMENTS, experiment
+    from bier.paper.experiments import EXPERIMENTS, experiment
 
     return list(EXPERIMENTS.values()) if ALL in names else [experiment(name) for name in dict.fromkeys(names)]
 
 
 def _draw(one: "Experiment", budget: "Budget", out: Path) -> tuple["Table", list[Path]]:
     """Write the table and the plot; the files, with the pictures that a run has left."""
-    from bier.paper.jobs import Job
-    from bier.paper.pictures import pictures_of
-    from bier.paper.plots import write_plot
     from bier.paper.results import Results
-    from bier.paper.tables import table_of, write_table
+    from bier.paper.runner import Job, pictures_of
+    from bier.paper.tables import table_of, write_plot, write_table
 
     table = table_of(one, budget, Results(out))
     files = [write_table(table, out)]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
-from bier.durable import file_aside
 from bier.errors import SearchError
+from bier.files import file_aside
 from bier.images.decode import open_image
 
 SIDE, FRAME, GAP, TEXT = 200, 6, 14, 44

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bier.cli import options
-from bier.cli.terminal import Json, emit, progress_bar, say
+from bier.cli.terminal import Json, Root, emit, progress_bar, say
 from bier.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from bier.web.collection import Collection
+    from bier.web.service import Collection
 
 _LAST_ANSWERS = 3  # seconds that requests under way get when the server is told to stop
 
@@ -30,7 +29,7 @@ def serve(
     data: Annotated[
         str | None, typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the one of the run]")
     ] = None,
-    root: options.Root = None,
+    root: Root = None,
     images: Annotated[Path | None, typer.Option("--images", metavar="FOLDER", help="Show these images.")] = None,
     index: Annotated[Path | None, typer.Option("--index", metavar="FOLDER", help="Show what this index has.")] = None,
     store: Annotated[str | None, typer.Option("--store", metavar="URI", help="Show what this store has.")] = None,
@@ -95,8 +94,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _application(run: Path, collection: "Collection", host: str, allowed: list[str]) -> "FastAPI":
+    from bier.web.app import create_app
     from bier.web.guard import LOOPBACK
-    from bier.web.server import create_app
 
     collection.warm_up()
     folder = run.parent if run.name == "model" else run

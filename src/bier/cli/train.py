@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress, TaskID
 
-from bier.cli import options
-from bier.cli.terminal import Json, emit, progress_bar, say
+from bier.cli.terminal import Cache, Data, Json, Root, Settings, Size, SkipBroken, emit, progress_bar, say
 from bier.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,16 +54,16 @@ def register(app: typer.Typer) -> None:
 
 def train(
     context: typer.Context,
-    data: options.Data = "glyphs",
-    root: options.Root = None,
+    data: Data = "glyphs",
+    root: Root = None,
     method: Method = "a-bier",
     out: Out = None,
     resume: Resume = None,
     config: ConfigFile = None,
-    settings: options.Settings = None,
-    size: options.Size = "small",
-    skip_broken: options.SkipBroken = False,
-    cache: options.Cache = None,
+    settings: Settings = None,
+    size: Size = "small",
+    skip_broken: SkipBroken = False,
+    cache: Cache = None,
     as_json: Json = False,
 ) -> None:
     from bier.config import Config, parse_settings

@@ -1,7 +1,7 @@
 """Data sets by name: official benchmarks, any folder or table, pre-computed features, and an embedded one."""
 
 from bier.data.catalog import NAMES, expected, load, note
-from bier.data.records import Dataset, Part
+from bier.data.part import Dataset, Part
 from bier.data.sampler import BalancedBatches
 
 __all__ = ["NAMES", "BalancedBatches", "Dataset", "Part", "expected", "load", "note"]

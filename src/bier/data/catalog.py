@@ -5,16 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from bier.data import features, folder, glyphs, table
-from bier.data.cars import CARS, CARS_CROPPED
+from bier.data import glyphs
+from bier.data.benchmarks import CARS, CARS_CROPPED, CUB, CUB_CROPPED, INSHOP, SOP, VEHICLEID, Benchmark, Counts
 from bier.data.cifar10 import CIFAR10
-from bier.data.cub import CUB, CUB_CROPPED
-from bier.data.inshop import INSHOP
-from bier.data.layout import Benchmark, Counts
-from bier.data.records import Dataset
-from bier.data.sop import SOP
-from bier.data.splits import SplitPlan, held_out
-from bier.data.vehicleid import VEHICLEID
+from bier.data.part import Dataset, SplitPlan, held_out
+from bier.data.sources import read_features, read_folder, read_table
 from bier.errors import DataError
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -28,9 +23,9 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "cifar10": CIFAR10,
 }
 OWN: Mapping[str, Callable[[Path, SplitPlan], Dataset]] = {
-    "folder": folder.read,
-    "table": table.read,
-    "features": features.read,
+    "folder": read_folder,
+    "table": read_table,
+    "features": read_features,
 }
 NAMES: tuple[str, ...] = ("glyphs", *OWN, *BENCHMARKS)
 

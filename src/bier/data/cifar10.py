@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bier.data.layout import Benchmark, Layout
-from bier.data.records import Dataset, Part
+from bier.data.benchmarks import Benchmark, Layout
+from bier.data.part import Dataset, Part
 from bier.errors import DataError
 
 LAYOUT = Layout(

@@ -1,10 +1,4 @@
-"""`glyphs`: characters drawn with matplotlib's fonts, so that a first run needs no download.
-
-One class is one character, drawn in a font and style picked per image, turned, stretched, shifted, made
-bolder or thinner, in any colours on an uneven background, with pieces of other characters at the rim, patches missing,
-blurred and noisy. Test characters come from other alphabets than training characters. Everything after
-FreeType's rasteriser is integer arithmetic on a fixed stream of integers, hence the same on every machine.
-"""
+"""`glyphs`: characters drawn with matplotlib's fonts, so that a first run needs no download."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,10 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from bier.data.alphabets import TEST, TRAINING, VALIDATION_ORDER
-from bier.data.draws import Draws
-from bier.data.records import Dataset, Part
+from bier.data.part import Dataset, Draws, Part
 from bier.errors import DataError
+
+TRAINING = {
+    "latin": ("ABCDEFGHIJKLMNOPQRSTUVWXYZabdefghijkmnpqrtuyÆßæŊŒɐɕɗɚɝɠɣɤɧɬɭɮɱɲɳɸɹɺɻɽɾɿʂʃʆʇʈʊʍʎʐʑʓʔʕʖʗʛʝʞʣʤʥʦʧʨʩʪʫʬʭʮ"),
+    "cyrillic": ("ЂЄЉЊЋЏБДЖЗЛЦЧШЩЪЫЬЮЯбвгджлмнфцшщъыьюђљњѣѤѦѨѪѬѮѰѱѴѸѹѺѼѾҊҍҐґҔҖҘҚҠҤҥҦҨҬҲҴҵҶҼҾӃӅӇӉӌӍӠӶӺӽԀԂԄԆԈԎԒԔԖԗԘԠԥ"),
+    "armenian": "ԱԲԳԴԵԶԷԸԹԺԻԽԾԿՀՁՂՃՄՅՆՇՈՉՊՎՏՐՒՔՖբեէըթիլխծկձճմնշչպջվտփֆ",
+    "canadian": "ᐂᐅᐆᐊᐋᐫᐮᐲᑉᑏᑑᑖᑧᑮᑰᑱᒅᒐᒑᒦᒧᒨᒩᒫᒼᓀᓂᓃᓄᓅᓇᓈᓓᓕᓖᓗᓙᓚᓬᓭᓯᓰᓳᓵᔅᔐᔑᔓᔕᔦᔨᔩᔪᔫᔬᔭᔮ",
+}
+
+TEST = {
+    "greek": "ΓΔΞΣΦΨΩαβγδεζηθικλμνξπςστυφχωϏͰͲͳͶͻϗϘϙϚϛϝϞϟϠϡϢϣϤϦϧϨϪϬϮϷϸϺϻϼϿ",
+    "georgian": ("აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰჱჲჳჴჵჶჸჹჺႠႡႢႣႤႥႦႧႨႩႪႫႬႭႮႯႰႱႲႳႴႵႶႷႸႹႺႻႼႽႾႿჀჁჂჃჄჅ"),
+    "hebrew": "אבגדהזטיךלםמנעףפץצקרשת",
+    "arabic": "ءبةتثجخدذرزسشصضطعغفقكلمنهوىيٹپڈڑژکگںھۇېڭ",
+    "lao": "ກຂຄງຈຊຍດຕຖທນບປຜຝພມຢຣລວສຫອຮຯະາຽເແໂໃໄ",
+    "nko": "ߌߍߎߏߐߑߒߓߔߕߖߗߘߙߚߜߝߞߟߡߢߣߤߥ",
+}
+
+# Held out in this order, whole alphabets at a time, when a share of the training classes is to be validation:
+# a validation alphabet is then as foreign to the training as a test alphabet is.
+VALIDATION_ORDER = ("armenian", "canadian", "cyrillic")
+
 
 Ints = NDArray[np.int64]
 Shorts = NDArray[np.int16]

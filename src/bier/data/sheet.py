@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from bier.data.records import Part
+from bier.data.part import Part
 from bier.errors import ConfigError, DataError
-from bier.images.prepare import read_prepared
+from bier.images.transforms import read_prepared
 
 TILE, GAP, MARGIN, NAMES, TITLE = 112, 6, 16, 176, 44  # pixels
 INK, PALE, PAPER = (28, 28, 32), (120, 120, 128), (255, 255, 255)

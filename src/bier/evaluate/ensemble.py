@@ -10,11 +10,22 @@ import torch
 from numpy.typing import NDArray
 
 from bier.errors import ConfigError
-from bier.evaluate.checks import Labels, Vectors, as_matrix, check_groups, check_ks, encode_labels, unit_parts
 from bier.evaluate.correlation import feature_correlation, learner_correlation_matrix
 from bier.evaluate.counting import Progress, count_ahead
-from bier.evaluate.ranking import rank_r
-from bier.evaluate.recall import NO_POSITIVE, draw_galleries, recall_from_ranks, sides
+from bier.evaluate.recall import (
+    NO_POSITIVE,
+    Labels,
+    Vectors,
+    as_matrix,
+    check_groups,
+    check_ks,
+    draw_galleries,
+    encode_labels,
+    rank_r,
+    recall_from_ranks,
+    sides,
+    unit_parts,
+)
 from bier.method.equations import Weighting, boosting_rates, ensemble_vector
 
 WEIGHTINGS: tuple[Weighting, ...] = ("alpha", "sqrt")

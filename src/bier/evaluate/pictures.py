@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from bier.evaluate.checks import unit_parts
 from bier.evaluate.ensemble import EnsembleResult
-from bier.evaluate.ranking import nearest
+from bier.evaluate.recall import nearest, unit_parts
 from bier.method.equations import ensemble_vector
 
 ImageOf = Callable[[int], "Image.Image | NDArray[np.uint8]"]

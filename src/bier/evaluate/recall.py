@@ -1,15 +1,105 @@
-"""Recall@K: the share of queries with an image of their own class among their K nearest gallery images."""
+"""Recall@K and the measures of the first R answers, from vectors and labels."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import DataError
-from bier.evaluate.checks import Labels, Vectors, as_matrix, check_ks, encode_labels
 from bier.evaluate.counting import Progress, Side, count_ahead, sort_by_class
+from bier.method.equations import unit_rows
+
+Vectors = NDArray[np.floating] | torch.Tensor
+Labels = ArrayLike | torch.Tensor
+
+
+def as_matrix(vectors: Vectors, name: str = "vectors") -> torch.Tensor:
+    """Return a float32 CPU matrix (N, d), without a copy where it already is one."""
+    if isinstance(vectors, torch.Tensor):
+        matrix = vectors.detach().to("cpu", torch.float32)
+    else:
+        array = np.asarray(vectors)
+        if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
+            raise DataError(
+                f"The '{name}' parameter must be an array of real numbers. Got dtype {array.dtype} instead."
+            )
+        array = np.asarray(array, dtype=np.float32)
+        # torch cannot hold read-only or byte-swapped memory; such arrays are copied once
+        matrix = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if matrix.ndim != 2 or matrix.shape[0] == 0 or matrix.shape[1] == 0:
+        raise DataError(
+            f"The '{name}' parameter must be a matrix of one vector a row (N, d). "
+            f"Got shape {tuple(matrix.shape)} instead."
+        )
+    _check_finite(matrix, name)
+    return matrix
+
+
+def _check_finite(matrix: torch.Tensor, name: str) -> None:
+    # A sum is not finite if any entry is not; looking for the row is left to the bad case.
+    if bool(torch.isfinite(matrix.sum(dtype=torch.float64))):
+        return
+    bad = (~torch.isfinite(matrix)).any(dim=1).nonzero().flatten()
+    if len(bad):
+        raise DataError(
+            f"The '{name}' parameter must hold finite numbers. "
+            f"Got NaN or infinity in {len(bad)} rows, first in row {int(bad[0])}."
+        )
+
+
+def encode_labels(
+    labels: Labels, count: int, gallery_labels: Labels | None = None, gallery_count: int = 0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Number the labels 0..C-1 alike on both sides; any integers or strings will do."""
+    queries = _flat(labels, count, "labels")
+    if gallery_labels is None:
+        return torch.from_numpy(np.unique(queries, return_inverse=True)[1].reshape(-1).astype(np.int64)), None
+    gallery = _flat(gallery_labels, gallery_count, "gallery_labels")
+    if (queries.dtype.kind in "US") != (gallery.dtype.kind in "US"):
+        raise DataError(
+            f"The 'labels' and 'gallery_labels' parameters must be of one kind. "
+            f"Got {queries.dtype} and {gallery.dtype} instead."
+        )
+    codes = np.unique(np.concatenate([queries, gallery]), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return torch.from_numpy(codes[:count].copy()), torch.from_numpy(codes[count:].copy())
+
+
+def _flat(labels: Labels, count: int, name: str) -> NDArray[np.generic]:
+    array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if array.shape != (count,):
+        raise DataError(
+            f"The '{name}' parameter must give one label a vector, {count} in all. Got shape {array.shape} instead."
+        )
+    if array.dtype.kind not in "iubUS":
+        raise DataError(f"The '{name}' parameter must hold integers or strings. Got dtype {array.dtype} instead.")
+    return array
+
+
+def check_ks(ks: Iterable[int]) -> tuple[int, ...]:
+    """Return the distinct K in growing order."""
+    values = sorted({int(k) for k in ks})
+    if not values or values[0] < 1:
+        raise DataError(f"The 'ks' parameter must hold at least one K, each 1 or more. Got {values} instead.")
+    return tuple(values)
+
+
+def check_groups(groups: Sequence[int], dimension: int) -> tuple[int, ...]:
+    """Return the learners' sizes, which must cut the embedding exactly."""
+    sizes = tuple(int(size) for size in groups)
+    if not sizes or min(sizes) < 1 or sum(sizes) != dimension:
+        raise DataError(
+            f"The 'groups' parameter must be sizes of 1 or more that sum to the embedding's {dimension}. "
+            f"Got {list(sizes)} instead."
+        )
+    return sizes
+
+
+def unit_parts(z: torch.Tensor, groups: Sequence[int]) -> list[torch.Tensor]:
+    """Cut the raw embedding (N, d) into its learners and scale each row to length 1; zero rows stay zero."""
+    return [unit_rows(part) for part in z.split(list(groups), dim=1)]
+
 
 NO_POSITIVE = -1
 
@@ -117,3 +207,91 @@ def draw_galleries(labels: Labels, count: int, repeats: int, seed: int) -> list[
         mask[torch.from_numpy(shuffled[np.unique(codes[shuffled], return_index=True)[1]])] = True
         masks.append(mask)
     return masks
+
+
+BLOCK = 1 << 23  # scores held at once: 32 MB
+
+
+class Ranking(NamedTuple):
+    """Both in percent, the mean over all queries."""
+
+    map_at_r: float
+    r_precision: float
+
+
+class Neighbours(NamedTuple):
+    """The k nearest gallery images of each query, nearest first: int64 and float32 (Q, k)."""
+
+    indices: NDArray[np.int64]
+    scores: NDArray[np.float32]
+
+
+@torch.no_grad()
+def rank_r(
+    vectors: Vectors,
+    labels: Labels,
+    gallery: Vectors | None = None,
+    gallery_labels: Labels | None = None,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Return mAP@R and R-Precision, where R is the number of the query's positives in the gallery.
+
+    R-Precision is the share of positives among the first R answers; mAP@R is 1/R sum_{i<=R} precision(i) [answer i is
+    positive]. Scores are float32 dot products, a query never meets itself, ties count against the query, and a query
+    without a positive scores 0. Memory is bounded: a block of queries at a time.
+    """
+    others = None if gallery is None else [as_matrix(gallery, "gallery")]
+    queries, sorted_gallery = sides([as_matrix(vectors)], labels, others, gallery_labels)
+    target = queries if sorted_gallery is None else sorted_gallery
+    step = max(1, BLOCK // len(target.classes))
+    sums = torch.zeros(2, dtype=torch.float64)
+    count = len(queries.classes)
+    for top in range(0, count, step):
+        rows = slice(top, min(top + step, count))
+        scores = queries.parts[0][rows] @ target.parts[0].T
+        if sorted_gallery is None:  # not its own answer
+            scores[torch.arange(len(scores)), torch.arange(rows.start, rows.stop)] = -torch.inf
+        sums += _block_sums(scores, queries.classes[rows], target.classes)
+        if progress is not None:
+            progress(rows.stop, count)
+    average, precision = (100 * sums / count).tolist()
+    return Ranking(average, precision)
+
+
+def _block_sums(scores: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Sum mAP@R and R-Precision over a block. The i-th positive has rank i + the negatives at least as high as it."""
+    # both sides are sorted by class, so that all positives lie in one range of columns
+    ends = slice(int(torch.searchsorted(theirs, ours[0])), int(torch.searchsorted(theirs, ours[-1], right=True)))
+    near = scores[:, ends]
+    same = (ours[:, None] == theirs[None, ends]) & (near > -torch.inf)
+    relevant = same.sum(1)
+    most = int(relevant.max()) if near.shape[1] else 0
+    if most == 0:
+        return torch.zeros(2, dtype=torch.float64)
+    positives = near.masked_fill(~same, -torch.inf).topk(most, dim=1).values
+    near.masked_fill_(same, -torch.inf)
+    negatives = scores.topk(most, dim=1).values
+    # both are sorted: a binary search over the negatives in rising order finds those below the positive
+    ahead = negatives.shape[1] - torch.searchsorted(negatives.flip(1).contiguous(), positives.contiguous())
+    place = torch.arange(1, most + 1)
+    rank = place + ahead
+    found = (place <= relevant[:, None]) & (rank <= relevant[:, None])
+    share = found.double() / relevant.clamp_min(1)[:, None]
+    return torch.stack([(share * place / rank).sum(), share.sum()])
+
+
+@torch.no_grad()
+def nearest(vectors: Vectors, queries: NDArray[np.int64], k: int, gallery: Vectors | None = None) -> Neighbours:
+    """Return the k nearest gallery images of the chosen rows of `vectors`; without a gallery never the row itself."""
+    matrix = as_matrix(vectors)
+    others = matrix if gallery is None else as_matrix(gallery, "gallery")
+    k = min(k, len(others) - int(gallery is None))
+    indices, best = [np.empty((0, k), np.int64)], [np.empty((0, k), np.float32)]
+    for some in torch.as_tensor(queries, dtype=torch.int64).split(max(1, BLOCK // len(others))):
+        scores = matrix[some] @ others.T
+        if gallery is None:
+            scores[torch.arange(len(some)), some] = -torch.inf
+        top = scores.topk(k, dim=1)
+        indices.append(top.indices.numpy())
+        best.append(top.values.numpy())
+    return Neighbours(np.concatenate(indices), np.concatenate(best))

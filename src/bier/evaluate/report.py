@@ -9,15 +9,21 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from bier.durable import folder_aside
 from bier.errors import DataError
 from bier.evaluate import tables
-from bier.evaluate.correlation import feature_correlation_matrix
-from bier.evaluate.curves import Rows, training_curves
-from bier.evaluate.distribution import similarity_distribution
+from bier.evaluate.correlation import feature_correlation_matrix, similarity_distribution
 from bier.evaluate.ensemble import EnsembleResult
+from bier.evaluate.figures import (
+    Rows,
+    feature_heat_map,
+    learner_heat_map,
+    recall_curve,
+    save,
+    similarity_histograms,
+    training_curves,
+)
 from bier.evaluate.pictures import ImageOf, Picture, choose_pictures, draw_picture
-from bier.evaluate.plots import feature_heat_map, learner_heat_map, recall_curve, save, similarity_histograms
+from bier.files import folder_aside
 
 PAGE = "index.html"
 

@@ -1,11 +1,9 @@
 """From a file to uint8 pixels: decode, prepare, augment, cache, batch."""
 
-from bier.images.augment import AUGMENTATIONS, augment
 from bier.images.cache import PixelCache
+from bier.images.dataset import Batches, Broken, PreparedImages, default_workers, in_order
 from bier.images.decode import MAX_PIXELS, Box, Source, open_image, printable
-from bier.images.loader import Batches, Broken, PreparedImages, in_order
-from bier.images.prepare import prepare, read_prepared
-from bier.images.workers import default_workers
+from bier.images.transforms import AUGMENTATIONS, augment, prepare, read_prepared
 
 __all__ = [
     "AUGMENTATIONS",

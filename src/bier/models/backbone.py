@@ -1,13 +1,70 @@
-"""What every backbone is: a channel scaling, then named stages in order, then one feature vector an image."""
+"""What every backbone is: a channel scaling, then named stages in order, then one feature vector per image."""
 
+import ctypes
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Self
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import cache
+from typing import Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from bier.errors import ModelError
+from bier.errors import ConfigError, ModelError
+
+# The names that glibc's malloc.h gives to what mallopt sets.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_NEVER = -1  # as an unsigned size: the largest
+
+
+@cache
+def reuse_memory() -> bool:
+    """Let the process keep what it freed, so that the next step finds its pages in place; True where that worked.
+
+    By default glibc returns every block above 32 MB to the system at once and the next step pays for clearing each page
+    again: more than half of the time of a training step. The process then holds its peak memory until it ends. Nothing
+    happens where the C library is another one.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "gnu_get_libc_version"):
+        return False
+    settings = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, 64 * 2**20))
+    return all(library.mallopt(name, value) == 1 for name, value in settings)
+
+
+Precision: TypeAlias = Literal["auto", "float32", "bfloat16"]
+
+
+def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on hardware that has it and float32 elsewhere, where emulating it is many times slower."""
+    if precision not in get_args(Precision):
+        raise ConfigError(
+            f"The 'precision' parameter must be one of {', '.join(get_args(Precision))}. Got {precision!r} instead."
+        )
+    if precision == "auto":
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False
+    checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Run a network in this precision; its weights stay float32."""
+    if resolve_precision(precision, device) is torch.float32:
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
 
 
 class Scale(nn.Module):
@@ -136,3 +193,63 @@ class Backbone(nn.Module):
                 f" Got {stage!r} instead."
             )
         return self.stages.index(stage)
+
+
+def fold_batch_norm(module: nn.Module) -> int:
+    """Replace every convolution and the batch norm behind it by one convolution with a bias, in place; how many it was.
+
+    The result computes what the module computed in eval mode, and can be trained on: there are no statistics left. Only
+    neighbours among the children of one module are folded.
+    """
+    folded = 0
+    for parent in list(module.modules()):
+        convolution: nn.Conv2d | None = None
+        for child_name, child in list(parent.named_children()):
+            if isinstance(child, nn.Conv2d):
+                convolution = child
+            elif isinstance(child, nn.BatchNorm2d) and convolution is not None and child.running_var is not None:
+                _fold_into(convolution, child)
+                setattr(parent, child_name, getattr(child, "act", nn.Identity()))  # timm's norms carry an activation
+                convolution = None
+                folded += 1
+            elif not isinstance(child, nn.Identity):
+                convolution = None
+    return folded
+
+
+def _fold_into(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    with torch.no_grad():
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight,
+            convolution.bias,
+            norm.running_mean,
+            norm.running_var,
+            norm.eps,
+            norm.weight,
+            norm.bias,
+        )
+    trained = norm.weight.requires_grad if norm.affine else convolution.weight.requires_grad
+    convolution.weight.requires_grad_(trained)
+    convolution.bias.requires_grad_(trained)
+
+
+@torch.no_grad()
+def folded(backbone: Backbone) -> Backbone:
+    """A copy in eval mode with the batch norms folded; a plain copy where folding would change the features.
+
+    A model of timm may call its parts in another order than it lists them. One random picture tells.
+    """
+    copy = deepcopy(backbone).eval()
+    if backbone.folded or not fold_batch_norm(copy):
+        return copy
+    copy.folded = True
+    picture = torch.randint(0, 256, (2, 3, backbone.crop, backbone.crop), generator=torch.Generator().manual_seed(0))
+    picture = picture.to(next(backbone.parameters()).device, torch.uint8)
+    was_training = backbone.training
+    expected = backbone.eval()(picture)
+    backbone.train(was_training)
+    if torch.allclose(copy(picture), expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
+        return copy
+    return deepcopy(backbone).eval()

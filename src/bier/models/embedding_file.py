@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from bier import durable
+from bier import files
 from bier.errors import ModelError
 from bier.images import PreparedImages
 from bier.models.model import Model
@@ -46,7 +46,7 @@ class EmbeddingFile:
         if not mark.is_file() or mark.read_text() != fingerprint:
             shutil.rmtree(self.parts, ignore_errors=True)
             self.parts.mkdir(parents=True)
-            durable.write(mark, fingerprint.encode())
+            files.write(mark, fingerprint.encode())
         return sum(len(shard) for number, shard in enumerate(self.shards) if self._is_done(number))
 
     def fill(
@@ -66,7 +66,7 @@ class EmbeddingFile:
                 part = self.source.only(shard)
                 follow = None if progress is None else _shifted(progress, done, total)
                 raw = self.model.embed_raw(part, batch_size, workers, follow)
-                durable.write(self._shard(number), save({"raw": raw}))
+                files.write(self._shard(number), save({"raw": raw}))
             done += len(shard)
             if progress is not None:
                 progress(done, total)
@@ -80,8 +80,8 @@ class EmbeddingFile:
         raw = np.concatenate([np.empty((0, self.model.dimension), np.float32), *pieces])
         known = {"groups": list(self.model.groups), "weighting": self.model.weighting}
         metadata = {name: json.dumps(value) for name, value in known.items()}
-        durable.write(self.out.with_suffix(".json"), json.dumps(self.about | known, indent=1).encode() + b"\n")
-        durable.write(self.out, save({"vectors": self.model.vectors(raw), "raw": raw}, metadata))
+        files.write(self.out.with_suffix(".json"), json.dumps(self.about | known, indent=1).encode() + b"\n")
+        files.write(self.out, save({"vectors": self.model.vectors(raw), "raw": raw}, metadata))
         shutil.rmtree(self.parts)
 
     def _shard(self, number: int) -> Path:

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bier.durable import file_aside
 from bier.errors import ModelError
+from bier.files import file_aside
 from bier.models.model import Model
 
 

@@ -1,21 +1,164 @@
-"""The paper's network: BVLC GoogLeNet as Caffe runs it, and its two kinds of weight files.
+"""The paper's network: BVLC GoogLeNet as Caffe runs it, and its two kinds of weight files."""
 
-No batch norm; local response normalisation; pooled sizes rounded up; a feature vector of 1024 after pool5/7x7_s1.
-"""
-
+import io
+import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bier.errors import ModelError
 from bier.models.backbone import Backbone
-from bier.models.caffe import read_caffemodel
-from bier.models.npy_dump import read_npy_dump
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_ONE, _MANY = _Field.LABEL_OPTIONAL, _Field.LABEL_REPEATED
+
+# message: {field: (number, label, type or name of a message, packed)}
+_MESSAGES: dict[str, dict[str, tuple[int, Any, Any, bool]]] = {
+    "BlobShape": {"dim": (1, _MANY, _Field.TYPE_INT64, True)},
+    "BlobProto": {
+        "num": (1, _ONE, _Field.TYPE_INT32, False),
+        "channels": (2, _ONE, _Field.TYPE_INT32, False),
+        "height": (3, _ONE, _Field.TYPE_INT32, False),
+        "width": (4, _ONE, _Field.TYPE_INT32, False),
+        "data": (5, _MANY, _Field.TYPE_FLOAT, True),
+        "shape": (7, _ONE, "BlobShape", False),
+    },
+    "LayerParameter": {
+        "name": (1, _ONE, _Field.TYPE_STRING, False),
+        "type": (2, _ONE, _Field.TYPE_STRING, False),
+        "bottom": (3, _MANY, _Field.TYPE_STRING, False),
+        "top": (4, _MANY, _Field.TYPE_STRING, False),
+        "blobs": (7, _MANY, "BlobProto", False),
+    },
+    "V1LayerParameter": {
+        "name": (4, _ONE, _Field.TYPE_STRING, False),
+        "blobs": (6, _MANY, "BlobProto", False),
+    },
+    "NetParameter": {
+        "name": (1, _ONE, _Field.TYPE_STRING, False),
+        "layers": (2, _MANY, "V1LayerParameter", False),
+        "layer": (100, _MANY, "LayerParameter", False),
+    },
+}
+
+
+def _message_classes() -> dict[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="bier_caffe.proto", package="caffe", syntax="proto2")
+    for message_name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=message_name)
+        for name, (number, label, kind, packed) in fields.items():
+            field = message.field.add(name=name, number=number, label=label)
+            if isinstance(kind, str):
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".caffe.{kind}"
+            else:
+                field.type = kind
+            if packed:
+                field.options.packed = True
+    pool = descriptor_pool.DescriptorPool()  # one of our own: another library may have declared Caffe's messages too
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"caffe.{name}")) for name in _MESSAGES}
+
+
+def net_parameter() -> Any:
+    """An empty NetParameter message."""
+    return _message_classes()["NetParameter"]()
+
+
+def read_caffemodel(path: Path) -> dict[str, tuple[NDArray[np.float32], ...]]:
+    """Layer name -> its blobs, for the layers that have any, in files of the newer and the older layer format."""
+    network = net_parameter()
+    try:
+        network.ParseFromString(path.read_bytes())
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"The weights {str(path)!r} must be a readable Caffe model ({error}).") from error
+    layers = {
+        layer.name: tuple(_array(blob, layer.name, path) for blob in layer.blobs)
+        for layer in (*network.layers, *network.layer)
+        if layer.blobs
+    }
+    if not layers:
+        raise ModelError(f"The weights {str(path)!r} must be a Caffe model with weights. Found no layer that has any.")
+    return layers
+
+
+def _array(blob: Any, layer: str, path: Path) -> NDArray[np.float32]:
+    shape = list(blob.shape.dim) if blob.HasField("shape") else [blob.num, blob.channels, blob.height, blob.width]
+    values = np.array(blob.data, np.float32)
+    if int(np.prod(shape)) != values.size:
+        raise ModelError(f"The layer {layer!r} of {str(path)!r} must hold {shape} numbers. Got {values.size} instead.")
+    return values.reshape(shape)
+
+
+_ALLOWED = {
+    (module, name)
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+    for name in ("_reconstruct", "scalar")
+} | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+
+
+class _ArraysOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are allowed")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def read_npy_dump(path: Path) -> dict[str, tuple[NDArray[np.float32], ...]]:
+    """Layer name -> (weights as (out, in, k, k), biases). Convolutions stored as (k, k, in, out) are turned."""
+    try:
+        layers = _dictionary(path.read_bytes())
+        return {str(name): _blobs(layer) for name, layer in layers.items()}
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise ModelError(
+            f"The weights {str(path)!r} must be a dictionary of arrays in a .npy file: {error}."
+        ) from error
+
+
+def _dictionary(data: bytes) -> Mapping[Any, Any]:
+    file = io.BytesIO(data)
+    version = npy_format.read_magic(file)
+    reader = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+    shape, _, dtype = reader(file)
+    if not dtype.hasobject:
+        raise ValueError(f"found a plain array of {dtype}")
+    found = _ArraysOnly(file, encoding="latin1").load()  # older files were written by Python 2
+    content = found.item() if isinstance(found, np.ndarray) and shape == () else found
+    if not isinstance(content, Mapping):
+        raise ValueError(f"found {type(content).__name__} of shape {shape}")
+    return content
+
+
+def _blobs(layer: Any) -> tuple[NDArray[np.float32], ...]:
+    values = [layer["weights"], layer["biases"]] if isinstance(layer, Mapping) else list(layer)
+    blobs = [np.asarray(value, np.float32) for value in values]
+    if blobs[0].ndim == 4:
+        blobs[0] = _caffe_order(blobs[0], blobs[1].size)
+    return tuple(blobs)
+
+
+def _caffe_order(weights: NDArray[np.float32], outputs: int) -> NDArray[np.float32]:
+    """(k, k, in, out), which TensorFlow uses, to (out, in, k, k)."""
+    turned = weights.shape[0] != outputs and weights.shape[3] == outputs
+    return weights.transpose(3, 2, 0, 1) if turned else weights
+
 
 NAME = "googlenet-bvlc"
 MEAN_RGB = (123.0, 117.0, 104.0)  # Caffe's 104, 117, 123 in BGR

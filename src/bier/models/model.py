@@ -1,24 +1,133 @@
-"""The model that users load: images in, vectors out."""
+"""The model that users load: images in, vectors out; and the folder it is saved in."""
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
+from hashlib import sha256
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
+from safetensors import SafetensorError
+from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from bier.errors import BierError, ModelError
+from bier.errors import BierError, ConfigError, DataError, ModelError
+from bier.files import folder_aside
+from bier.images import Batches, PreparedImages, Source, augment, default_workers, in_order, read_prepared
+from bier.images.dataset import check_workers, run_in_threads
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import Weighting
-from bier.models.backbone import Backbone, Scale
+from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision, reuse_memory
 from bier.models.backbones import build_backbone
-from bier.models.batches import Images, count, feature_batches, pixel_batches
-from bier.models.files import read_folder, write_folder
-from bier.models.folding import fold_batch_norm, folded
-from bier.models.memory import reuse_memory
-from bier.models.precision import autocast, resolve_precision
+
+Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | PreparedImages
+_FEW = 64  # up to so many files, starting worker processes takes longer than they save
+
+
+def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers: int | None) -> Iterator[Tensor]:
+    """Centre crops, uint8 (B, 3, crop, crop), of one image or of any iterable of them, never all in memory at once.
+
+    An image is a path, the bytes of a file, a PIL image or an array (H, W, 3); an array (N, H, W, 3) is N of them.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
+    if isinstance(images, PreparedImages):
+        batches = Batches(images, in_order(images.kept, batch_size), crop, workers=workers, threads=True)
+        yield from (pixels for pixels, _ in batches)
+        return
+    sources = _each(images)
+    first = list(islice(sources, _FEW + 1))
+    chosen = check_workers(workers)
+    if chosen is None:
+        many_files = len(first) > _FEW and isinstance(first[0], str | os.PathLike | bytes)
+        chosen = default_workers() if many_files else 0
+    task = partial(_centre_crops, size=size, crop=crop)
+    for pixels in run_in_threads(task, _grouped(chain(first, sources), batch_size), chosen):
+        yield pixels.permute(0, 3, 1, 2)
+
+
+def feature_batches(features: Any, width: int, batch_size: int) -> Iterator[Tensor]:
+    """The rows of an array (N, width), or of any iterable of rows, as float32 (B, width)."""
+    for rows in _grouped(iter(features), batch_size):
+        batch = torch.from_numpy(np.asarray(rows, np.float32))
+        if batch.ndim != 2 or batch.shape[1] != width:
+            raise DataError(f"Features must have the shape (N, {width}). Got rows of {tuple(batch.shape[1:])} instead.")
+        yield batch
+
+
+def count(images: Images) -> int | None:
+    """How many images there are; None where only reading them all would tell."""
+    if isinstance(images, PreparedImages):
+        return len(images.kept)
+    if _is_one(images):
+        return 1
+    return len(images) if isinstance(images, Sequence | np.ndarray) else None
+
+
+def _is_one(images: Images) -> bool:
+    single = isinstance(images, str | os.PathLike | bytes | Image)
+    return single or (isinstance(images, np.ndarray) and images.ndim in (2, 3) and images.shape[-1] != 0)
+
+
+def _each(images: Images) -> Iterator[Source]:
+    if _is_one(images):
+        return iter([images])  # type: ignore[list-item]
+    if not isinstance(images, Iterable):
+        raise DataError(f"Images must be paths, PIL images or arrays. Got {type(images).__name__} instead.")
+    return iter(images)  # type: ignore[arg-type]
+
+
+def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while group := list(islice(items, size)):
+        yield group
+
+
+def _centre_crops(sources: list[Source], *, size: int, crop: int) -> Tensor:
+    rows = [augment(read_prepared(source, size), crop, "none", 0) for source in sources]
+    return torch.from_numpy(np.stack(rows))
+
+
+VERSION = 1
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+
+
+def write_folder(path: Path, weights: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write aside, flush, rename: the folder is complete or absent. One that is there is replaced."""
+    data = safetensors.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
+    text = json.dumps({"version": VERSION, **description, "sha256": sha256(data).hexdigest()}, indent=2)
+    with folder_aside(path) as aside:
+        (aside / WEIGHTS).write_bytes(data)
+        (aside / DESCRIPTION).write_text(f"{text}\n")
+
+
+def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(weights, description) of a model folder, or of a run folder that holds one; ModelError where it is damaged."""
+    folder = path / "model" if (path / "model" / DESCRIPTION).is_file() else path
+    for name in (DESCRIPTION, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"The model {str(path)!r} must be a folder with {WEIGHTS} and {DESCRIPTION}. {name} is missing."
+            )
+    data = (folder / WEIGHTS).read_bytes()
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text())
+        if not isinstance(description, dict) or description.get("version") != VERSION:
+            found = description.get("version") if isinstance(description, dict) else description
+            raise ModelError(f"The model {str(path)!r} must have format version {VERSION}. Got {found!r} instead.")
+        if description.get("sha256") != sha256(data).hexdigest():
+            raise ModelError(
+                f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {DESCRIPTION} describes."
+            )
+        return safetensors.load(data), description
+    except (ValueError, SafetensorError) as error:
+        raise ModelError(f"The model {str(path)!r} is damaged: {' '.join(str(error).split())}.") from error
+
 
 Progress = Callable[[int, int], None]
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from bier.config import Config
 from bier.errors import ConfigError
-from bier.paper.experiment import Row
+from bier.paper.experiments import Row
 from bier.training import methods, resolve
 
 Kind = Literal["retrieval", "classification", "features"]

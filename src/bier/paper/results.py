@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bier import durable
+from bier import files
 from bier.errors import DataError
 
 Result = Mapping[str, Any]
@@ -33,7 +33,7 @@ class Results:
         path = self.path(result["key"])
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            durable.write(path, (json.dumps(dict(result), indent=1, allow_nan=False) + "\n").encode())
+            files.write(path, (json.dumps(dict(result), indent=1, allow_nan=False) + "\n").encode())
         except OSError as error:
             raise DataError(f"Cannot write {path}: {error.strerror or error}.") from error
         return path

@@ -1,36 +1,250 @@
-"""Runs experiments: what is done stays done, what was killed goes on, and every run leaves one result file."""
+"""Runs experiments: what is done stays done, what was killed goes on, and every run leaves one result."""
 
+import hashlib
+import json
+import math
 import platform
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 import bier
 from bier import data
 from bier.config import Config
 from bier.data import Dataset
 from bier.errors import ConfigError, DataError
+from bier.evaluate.dataset import assess, assess_classifier
+from bier.evaluate.pictures import choose_pictures, draw_picture
+from bier.files import file_aside
+from bier.images import Batches, PreparedImages, in_order
+from bier.method.boosting import BoostedParts
+from bier.models.backbone import autocast
 from bier.models.model import load
-from bier.paper.budgets import FASTER, Budget, config_of, kind_of, rates
-from bier.paper.experiment import Experiment
-from bier.paper.jobs import Job, plan, relevant, row_digest
-from bier.paper.peers import peer
-from bier.paper.pictures import draw_pictures
+from bier.paper.budgets import FASTER, Budget, config_of, kind_of, rates, settings_of, suited
+from bier.paper.experiments import Experiment, Row
 from bier.paper.results import Result, Results
-from bier.paper.stagewise import write_features
 from bier.training import Observer, train
-from bier.training.assess import assess, assess_classifier
-from bier.training.record import CHECKPOINTS, CONFIG, MODEL
+from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL
 from bier.training.setup import load_data
+
+# Where things lie, how a run is written down and what it is called: none of it changes a number.
+IRRELEVANT = frozenset(
+    {
+        *("seed", "method", "data.root", "data.cache", "data.workers", "model.weights"),
+        *("train.log_every", "train.checkpoint_every", "train.keep_checkpoints"),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run: the search for a rate tries `rate`; the final run, where it is None, takes the best of those."""
+
+    row: Row
+    budget: Budget
+    seed: int
+    rate: float | None = None
+
+    @property
+    def is_search(self) -> bool:
+        return self.rate is not None
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its result: the digest of all that matters, and the seed."""
+        digest = search_digest(self.row, self.budget, self.rate) if self.rate else row_digest(self.row, self.budget)
+        return f"{digest}-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        where = f"{self.row.data}: {self.row.label}"
+        return f"{where}, trying rate {self.rate:g}" if self.is_search else f"{where}, seed {self.seed}"
+
+    @property
+    def before(self) -> "Job | None":
+        """The run whose network this one takes its features from."""
+        return Job(self.row.features_of, self.budget, self.seed) if self.row.features_of else None
+
+    @property
+    def searches(self) -> list["Job"]:
+        """The runs that choose the rate of this one."""
+        return [] if self.is_search else searches(self.row, self.budget)
+
+    @property
+    def needs(self) -> list["Job"]:
+        """The runs that must be done before this one."""
+        return [*self.searches, *([self.before] if self.before else [])]
+
+
+def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[Job]:
+    """The runs that the experiments need, each once, in an order in which each finds what it needs; first all of the
+    first seed, so that whole tables are there early."""
+    jobs: dict[str, Job] = {}
+    for seed in range(seeds):
+        for row in (row for experiment in experiments for row in experiment.rows):
+            for job in _with_needs(Job(row, budget, seed)):
+                jobs.setdefault(job.key, job)
+    return list(jobs.values())
+
+
+def _with_needs(job: Job) -> Iterator[Job]:
+    for need in job.needs:
+        yield from _with_needs(need)
+    yield job
+
+
+def searches(row: Row, budget: Budget) -> list[Job]:
+    """One run a rate of the grid; none where there is nothing to choose."""
+    grid = rates(row, budget)
+    return [Job(row.tuned_as or row, budget, 0, rate) for rate in grid] if len(grid) > 1 else []
+
+
+def row_digest(row: Row, budget: Budget) -> str:
+    """The digest of a row's final run: its settings before the search for a rate, and that search."""
+    grid = rates(row, budget)
+    settings = settings_of(row, budget, rate=grid[0] if grid else None)
+    keys = [search.key for search in searches(row, budget)]
+    return _digest({**_identity(row, budget, settings), "searches": keys, "fast": row.fast})
+
+
+def search_digest(row: Row, budget: Budget, rate: float) -> str:
+    return _digest({**_identity(row, budget, settings_of(row, budget, rate=rate, search=True)), "search": True})
+
+
+def _identity(row: Row, budget: Budget, settings: Mapping[str, Any]) -> dict[str, Any]:
+    before = row_digest(row.features_of, budget) if row.features_of else ""
+    everything = {**_defaults(), **suited(row), **settings}
+    if everything["model.groups"] in (1, (everything["model.embedding"],)):
+        everything |= {"model.groups": 1, "loss.boost": False}  # there is nothing to boost
+    return {"settings": relevant(everything), "budget": budget.name, "peer": row.peer, "features_of": before}
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return Config().flat()
+
+
+def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make a difference, as JSON can hold them."""
+    return {key: _plain(value) for key, value in settings.items() if key not in IRRELEVANT}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class PeerLoss(nn.Module):
+    """A loss of pytorch-metric-learning in the place of `BoostedLoss`: one learner, every pair of weight 1.
+
+    Its own parameters, such as the proxies of Proxy-NCA, are trained at the rate of the embedding layer.
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        """z (B, d) and labels (B,) -> the loss as that of a single learner."""
+        total: Tensor = self.loss(z, labels)
+        ones = z.new_ones(1)
+        return BoostedParts(total, total.reshape(1), ones, ones)
+
+
+def peer(name: str) -> Callable[[int, int], nn.Module]:
+    """A builder of the loss called `name`, for `bier.training.train(metric=...)`; settings are the library's own."""
+    try:
+        from pytorch_metric_learning import losses
+    except ImportError:
+        raise ConfigError(
+            "The losses of other authors need pytorch-metric-learning; install it with: pip install 'bier-ml[peers]'."
+        ) from None
+    kind = getattr(losses, name, None)
+    if kind is None:
+        raise ConfigError(f"pytorch-metric-learning has no loss '{name}'.")
+
+    def build(dimension: int, classes: int) -> nn.Module:
+        settings: dict[str, Any] = {}
+        if name == "ProxyNCALoss":
+            settings = {"num_classes": classes, "embedding_size": dimension}
+        elif name == "MarginLoss":
+            settings = {"learn_beta": True}  # as its authors do
+        return PeerLoss(kind(**settings))
+
+    return build
+
+
+BATCH = 64
+
+
+@torch.no_grad()
+def write_features(run: Path, dataset: Dataset, file: Path, cache: Path | None) -> Path:
+    """Write phi of the training and test images, by the network of a run, as a data set of the kind `features`.
+
+    What is there is kept; it is written aside and renamed, so it is complete.
+    """
+    if file.is_file():
+        return file
+    model = load(run)
+    backbone = model.backbone.eval()
+    tensors: dict[str, list[torch.Tensor]] = {"features": [], "labels": [], "split": []}
+    classes = 0
+    for number, name in enumerate(("train", "test")):
+        part = dataset[name]
+        source = PreparedImages(part.images, backbone.resize, part.boxes, cache)
+        for pixels, _ in Batches(source, in_order(source.kept, BATCH), backbone.crop):
+            with autocast(model.precision, pixels.device):
+                tensors["features"].append(backbone(pixels).float())
+        labels = part.labels[source.kept]
+        tensors["labels"].append(torch.from_numpy(labels + classes))  # classes of the two parts stay apart
+        tensors["split"].append(torch.full((len(labels),), number))
+        classes += int(np.max(labels)) + 1
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file_aside(file) as aside:
+        save_file({key: torch.cat(rows) for key, rows in tensors.items()}, aside)
+    return file
+
+
+KINDS = ("learners", "typical", "hard", "failed")
+
+
+def draw_pictures(run: Path, dataset: Dataset, folder: Path, key: str, cache: Path | None) -> list[Path]:
+    """Draw what a run retrieves into `folder/KEY-KIND.png`, unless it is there. A rule without a query draws none."""
+    if pictures_of(folder, key):
+        return pictures_of(folder, key)
+    found = assess(load(run), dataset, cache=cache)
+    if found.images is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture in choose_pictures(found.result):
+        path = folder / f"{key}-{picture.name}.png"
+        with file_aside(path) as aside:
+            draw_picture(picture, found.images, found.gallery_images).save(aside, format="png")
+    return pictures_of(folder, key)
+
+
+def pictures_of(folder: Path, key: str) -> list[Path]:
+    """The pictures of a run that are there, in the paper's order."""
+    return [path for kind in KINDS if (path := folder / f"{key}-{kind}.png").is_file()]
+
 
 PATIENCE = 2.0  # seconds between two looks at what other processes have done
 SIZES = ("small", "medium", "large")  # the test sets of VehicleID

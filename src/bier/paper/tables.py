@@ -1,4 +1,4 @@
-"""Tables from result files alone: ours beside the paper's, mean and spread over seeds."""
+"""Tables and figures from results alone: ours beside the paper's, mean and spread over seeds."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bier import durable
+from bier import files
+from bier.evaluate.figures import GREY, LEARNERS, MARKS, new_figure, save
+from bier.files import file_aside
 from bier.paper.budgets import Budget, about
-from bier.paper.experiment import Column, Experiment, Row
-from bier.paper.jobs import row_digest
+from bier.paper.experiments import Column, Experiment, Row
 from bier.paper.results import Result, Results
+from bier.paper.runner import row_digest
 
 NOTHING = "-"
 
@@ -178,5 +180,45 @@ def write_table(table: Table, out: Path) -> Path:
     """OUT/tables/NAME-BUDGET.md."""
     path = table_path(table, out, "md")
     path.parent.mkdir(parents=True, exist_ok=True)
-    durable.write(path, table.markdown().encode())
+    files.write(path, table.markdown().encode())
+    return path
+
+
+def write_plot(table: Table, out: Path) -> Path | None:
+    """OUT/tables/NAME-BUDGET.png, where the experiment has a figure and results to draw."""
+    figure_of = table.experiment.figure
+    lines = [line for line in table.lines if line.row.series and not line.learner]
+    if figure_of is None or not any("recall" in line.ours for line in lines):
+        return None
+    figure, (ax,) = new_figure(6.4, 4.2)
+    for number, series in enumerate(dict.fromkeys(line.row.series for line in lines)):
+        mine = sorted((line for line in lines if line.row.series == series), key=lambda line: line.row.x)
+        colour, mark = LEARNERS[number % len(LEARNERS)], MARKS[number % len(MARKS)]
+        ours = [line for line in mine if "recall" in line.ours]
+        ax.errorbar(
+            [line.row.x for line in ours],
+            [line.ours["recall"].mean for line in ours],
+            yerr=[line.ours["recall"].deviation or 0.0 for line in ours],
+            color=colour,
+            marker=mark,
+            capsize=3,
+            label=series,
+        )
+        paper = [line for line in mine if "recall" in line.paper]
+        if paper:
+            x, y = [line.row.x for line in paper], [line.paper["recall"] for line in paper]
+            label = f"{series}, paper"
+            ax.plot(x, y, "--", color=colour, marker=mark, markerfacecolor="white", linewidth=1, label=label)
+    if figure_of.logarithmic:
+        ax.set_xscale("log")
+    else:
+        ax.set_xticks(sorted({line.row.x for line in lines}))
+    ax.set_xlabel(figure_of.x_label)
+    ax.set_ylabel("Recall@1 (%)")
+    ax.set_title(f"{figure_of.title}\nbudget {table.budget.name}, {table.seeds} seed(s)", fontsize=10, color=GREY)
+    ax.legend(frameon=False, fontsize=8)
+    path = table_path(table, out, "png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file_aside(path) as aside:
+        save(figure, aside)
     return path

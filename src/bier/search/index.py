@@ -9,10 +9,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import SearchError
 from bier.search import answers, storage
-from bier.search.answers import Entry, Floats, Found, Id, Label, Mask, Metadata, Rows, Where
+from bier.search.answers import (
+    Entry,
+    Floats,
+    Found,
+    Id,
+    Label,
+    Learners,
+    Mask,
+    Metadata,
+    Rows,
+    Where,
+    checked_queries,
+    chosen_learners,
+)
 from bier.search.entries import Entries
 from bier.search.graph import Graph, Progress
-from bier.search.queries import Learners, checked_queries, chosen_learners
 from bier.search.vectors import LearnerVectors
 
 Kind: TypeAlias = Literal["auto", "flat", "hnsw", "funnel"]

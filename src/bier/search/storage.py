@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bier import durable
+from bier import files
 from bier.errors import SearchError
 from bier.search.answers import Floats
 from bier.search.entries import Entries
@@ -47,8 +47,8 @@ def save(
     try:
         data.mkdir(parents=True)
         _write_data(data, vectors, entries, graph)
-        durable.flush_files(data)
-        files = {file.name: _stamp(file) for file in sorted(data.iterdir())}
+        files.flush_files(data)
+        stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
         manifest = {
             "format": FORMAT,
             "version": VERSION,
@@ -58,13 +58,13 @@ def save(
             "groups": list(vectors.groups),
             "rows": entries.rows,
             "about": about,
-            "files": files,
+            "files": stamps,
         }
         aside = data / MANIFEST
         aside.write_bytes(_json(manifest, indent=2))
-        durable.flush(aside)
+        files.flush(aside)
         aside.replace(folder / MANIFEST)
-        durable.flush_folder(folder)
+        files.flush_folder(folder)
     except OSError as error:
         raise SearchError(f"The index could not be written to {folder}: {error.strerror or error}.") from error
     finally:

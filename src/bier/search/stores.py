@@ -7,9 +7,8 @@ from typing import Any, Protocol
 from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import SearchError
-from bier.search.answers import Entry, Floats, Found, Id, Label, Metadata, Where
+from bier.search.answers import Entry, Floats, Found, Id, Label, Learners, Metadata, Where
 from bier.search.index import Index
-from bier.search.queries import Learners
 
 SCHEMES = ("milvus",)
 

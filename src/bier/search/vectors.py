@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from bier.search.answers import Floats, Mask, Rows
-from bier.search.queries import spans
+from bier.search.answers import Floats, Mask, Rows, spans
 
 _SCORES_AT_ONCE = 2**24  # floats of scratch space for scores, 64 MB
 _ROWS_AT_ONCE = 256

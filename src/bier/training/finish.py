@@ -4,20 +4,19 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
-from bier import durable
+from bier import files
 from bier.config import Config
+from bier.evaluate.dataset import CLASSIFIER, accuracies
 from bier.evaluate.recall import recall_at_k
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
 from bier.models.model import Model
-from bier.training import record
-from bier.training.checkpoint import writing
+from bier.training import run_folder
+from bier.training.run_folder import writing
 from bier.training.setup import Workbench
 
 BATCH = 128
-CLASSIFIER = "classifier.safetensors"
 
 
 @torch.no_grad()
@@ -44,17 +43,6 @@ def measure(bench: Workbench) -> list[float]:
     return [recall_at_k(one, chosen, [1])[1] for one in vectors]
 
 
-@torch.no_grad()
-def accuracies(classifier: BoostedClassifier, z: Tensor, labels: Tensor) -> dict[str, float]:
-    """Share of images whose own class scores highest, in percent: for the ensemble, each learner and each prefix."""
-    classifier.eval()
-    logits = torch.stack(classifier.learner_logits(z))  # (M, N, classes)
-    rows = {"ensemble": equations.ensemble_score(logits)}
-    rows |= {f"learner-{m}": one for m, one in enumerate(logits, start=1)}
-    rows |= {f"prefix-{m}": equations.ensemble_score(logits[:m]) for m in range(2, len(logits) + 1)}
-    return {name: 100 * float((scores.argmax(dim=1) == labels).double().mean()) for name, scores in rows.items()}
-
-
 def save_model(run: Path, config: Config, bench: Workbench) -> Path:
     """runs/NAME/model: the backbone and the embedding, without anything that only training needed.
 
@@ -63,9 +51,9 @@ def save_model(run: Path, config: Config, bench: Workbench) -> Path:
     objective = bench.objective.eval()
     metadata = {"data": config.data.name, "method": config.method, "seed": config.seed}
     model = Model(bench.backbone, objective.ensemble, config.model.weighting, config.train.precision, metadata)
-    folder = run / record.MODEL
-    with writing(folder, run / record.CHECKPOINTS):
+    folder = run / run_folder.MODEL
+    with writing(folder, run / run_folder.CHECKPOINTS):
         if isinstance(objective.metric, BoostedClassifier):
-            durable.write(run / CLASSIFIER, save(objective.metric.state_dict()))
+            files.write(run / CLASSIFIER, save(objective.metric.state_dict()))
         model.save(folder)
     return folder

@@ -1,9 +1,10 @@
 """The training loop, from top to bottom."""
 
 import math
+import signal
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,15 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bier import distributed
 from bier.config import Config, TrainConfig
 from bier.errors import ConfigError, DataError, TrainingError
 from bier.method import equations
-from bier.training import checkpoint as saved
-from bier.training import distributed, record
-from bier.training.checkpoint import Checkpoint
+from bier.training import run_folder
 from bier.training.finish import measure, save_model
-from bier.training.interrupt import stop_requests
 from bier.training.objective import Objective, ObjectiveParts
+from bier.training.run_folder import Checkpoint
 from bier.training.setup import MetricBuilder, Workbench, build, solve_start
 
 
@@ -94,7 +94,7 @@ def train(
         optimizer = _optimizer(config, bench.objective)
         standing = _start_or_restore(run, config, bench, optimizer, observer)
         interrupted = False
-        metrics = record.Metrics(run, resume_at=standing.step, writes=distributed.rank() == 0)
+        metrics = run_folder.Metrics(run, resume_at=standing.step, writes=distributed.rank() == 0)
         with closing(metrics), stop_requests() as stopping:
             model: torch.nn.Module = bench.objective
             if distributed.world() > 1:
@@ -123,9 +123,9 @@ def train(
                     _save(run, config, bench, optimizer, standing, metrics)
 
         if not interrupted and distributed.rank() == 0:
-            best = run / record.CHECKPOINTS / f"{saved.STEP}{standing.best_step}"
+            best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{standing.best_step}"
             if best.is_dir():
-                saved.load_module(bench.objective, saved.read_checkpoint(best).tensors)
+                run_folder.load_module(bench.objective, run_folder.read_checkpoint(best).tensors)
             save_model(run, config, bench)
         return Run(run, standing.step, standing.best_step, standing.best_value, interrupted)
 
@@ -164,13 +164,13 @@ def _due(step: int, every: int, config: Config) -> bool:
 
 
 def _check_folder(run: Path, config: Config, resume: bool) -> None:
-    exists = (run / record.CONFIG).exists()
+    exists = (run / run_folder.CONFIG).exists()
     if resume and not exists:
-        raise ConfigError(f"There is no run to resume at {run}: it has no {record.CONFIG}.")
+        raise ConfigError(f"There is no run to resume at {run}: it has no {run_folder.CONFIG}.")
     if exists and not resume:
         raise ConfigError(f"{run} already holds a run. Resume it with --resume {run}, or choose another --out.")
     if resume:
-        record.check_same_config(run, config)
+        run_folder.check_same_config(run, config)
 
 
 def _optimizer(config: Config, objective: Objective) -> torch.optim.Optimizer:
@@ -207,7 +207,7 @@ def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, 
 
 
 def _broken(step: int, what: str, run: Path) -> TrainingError:
-    good = saved.newest(run / record.CHECKPOINTS)
+    good = run_folder.newest(run / run_folder.CHECKPOINTS)
     advice = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
     return TrainingError(f"Step {step}: {what} Try a lower train.learning_rate; {advice}.")
 
@@ -248,16 +248,16 @@ def _start_or_restore(
 ) -> Standing:
     """Begin a run, or take it up where its newest checkpoint left it."""
     distributed.meet()  # no process writes before all have looked
-    newest = saved.newest(run / record.CHECKPOINTS)
+    newest = run_folder.newest(run / run_folder.CHECKPOINTS)
     if newest is None:
         if distributed.rank() == 0:
-            record.write_config(run, config, bench.dataset.split)
+            run_folder.write_config(run, config, bench.dataset.split)
             solve_start(config, bench, observer.prepare)
         torch.manual_seed(config.seed + distributed.rank())
         return Standing()
-    state = saved.read_checkpoint(newest)
-    saved.load_module(bench.objective, state.tensors)
-    saved.load_optimizer(optimizer, state.tensors)
+    state = run_folder.read_checkpoint(newest)
+    run_folder.load_module(bench.objective, state.tensors)
+    run_folder.load_optimizer(optimizer, state.tensors)
     bench.sampler.load_state_dict(state.values["sampler"])
     random = state.tensors["random"]
     if len(random) != distributed.world():
@@ -272,18 +272,48 @@ def _save(
     bench: Workbench,
     optimizer: torch.optim.Optimizer,
     standing: Standing,
-    metrics: record.Metrics,
+    metrics: run_folder.Metrics,
 ) -> None:
     """Write a checkpoint, whose metrics are durable before it is, and remove old ones."""
     random = distributed.gather(torch.get_rng_state()[None])  # (world, n), a row for each process
     if distributed.rank() != 0:
         return
-    tensors = {**saved.module_tensors(bench.objective), **saved.optimizer_tensors(optimizer), "random": random}
+    tensors = {
+        **run_folder.module_tensors(bench.objective),
+        **run_folder.optimizer_tensors(optimizer),
+        "random": random,
+    }
     broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     if broken:  # a loss may be finite and its gradient not; what it leaves behind is no good checkpoint
         raise _broken(standing.step, f"{broken[0]} contains NaN or infinite values.", run)
     values = {"standing": asdict(standing), "sampler": bench.sampler.state_dict(batches=standing.step)}
     metrics.flush()
-    folder = run / record.CHECKPOINTS
-    saved.write_checkpoint(folder, standing.step, Checkpoint(tensors, values))
-    saved.prune(folder, config.train.keep_checkpoints, standing.best_step)
+    folder = run / run_folder.CHECKPOINTS
+    run_folder.write_checkpoint(folder, standing.step, Checkpoint(tensors, values))
+    run_folder.prune(folder, config.train.keep_checkpoints, standing.best_step)
+
+
+AT_ONCE = 1.0  # seconds; torchrun hands on a Ctrl-C that its processes have also got from the terminal
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[float]]:
+    """A list that Ctrl-C or SIGTERM fills with its time. One more, a second or more later, ends everything at once."""
+    requests: list[float] = []
+
+    def request(_: int, __: Any) -> None:
+        now = time.monotonic()
+        if requests and now - requests[0] > AT_ONCE:
+            raise KeyboardInterrupt
+        requests.append(now)
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where signals cannot be caught
+        yield requests
+        return
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,14 +5,14 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from bier.config import Config
+from bier.distributed import gather
 from bier.method import equations
 from bier.method.boosting import BoostedLoss, BoostedParts
 from bier.method.classifier import BoostedClassifier
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.losses import BinomialDeviance, Contrastive, Triplet
-from bier.models.precision import autocast
-from bier.training.distributed import gather
+from bier.models.backbone import autocast
 
 
 class ObjectiveParts(NamedTuple):

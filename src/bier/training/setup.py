@@ -1,32 +1,133 @@
 """From a config to what is trained: data, backbone, embedding, losses, batches."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bier import data
+from bier import data, distributed
 from bier.config import Config
 from bier.data import Dataset, Part
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
-from bier.images import in_order
+from bier.images import Batches, PreparedImages, in_order
+from bier.images.dataset import Progress
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble, Start
 from bier.method.equations import group_sizes
 from bier.method.initialise import initialise
+from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
-from bier.models.folding import folded
-from bier.models.memory import reuse_memory
-from bier.training import distributed
-from bier.training.feeds import Feed, PixelFeed, TrunkFeed, feed_for
+from bier.models.maps import TrunkCache
 from bier.training.objective import Objective, diversity_loss, metric_loss
+
+Plan = Iterable[Sequence[tuple[int, int]]]
+
+
+class Feed(Protocol):
+    """Inputs of a part's images. `kept` are the numbers of those that can be read."""
+
+    kept: NDArray[np.int64]
+
+    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+        """(inputs (B, ...), image numbers (B,)) for each batch of a plan, augmented for training."""
+        ...
+
+    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
+        """Inputs of these images as they are at test time, for the same network."""
+        ...
+
+
+class PixelFeed:
+    """Pixels (B, 3, crop, crop), uint8."""
+
+    def __init__(self, part: Part, backbone: Backbone, config: Config, progress: Progress | None = None) -> None:
+        data = config.data
+        cache = Path(data.cache) if data.cache else None
+        workers = None if data.workers < 0 else data.workers
+        self.source = PreparedImages(
+            part.images, backbone.resize, part.boxes, cache, data.skip_broken, workers, progress=progress
+        )
+        self.kept = self.source.kept
+        self.crop = backbone.crop
+        self.augment = data.augment
+
+    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(Batches(self.source, plan, self.crop, self.augment))
+
+    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
+        for pixels, _ in Batches(self.source, in_order(numbers, batch_size), self.crop):
+            yield pixels
+
+
+class FeatureFeed:
+    """Pre-computed features (B, h); nothing is augmented."""
+
+    def __init__(self, part: Part) -> None:
+        self.rows = torch.from_numpy(np.ascontiguousarray(part.images, dtype=np.float32))
+        self.kept = np.arange(len(part), dtype=np.int64)
+
+    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in plan:
+            numbers = torch.tensor([number for number, _ in batch])
+            yield self.rows[numbers], numbers
+
+    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
+        yield from self.rows[torch.from_numpy(numbers)].split(batch_size)
+
+
+class TrunkFeed:
+    """Maps (B, C, H, W) of the frozen stages, computed once for several augmented views of each image.
+
+    With `training=False` it is one view, the one of test time.
+    """
+
+    def __init__(
+        self,
+        pixels: PixelFeed,
+        trunk: nn.Module,
+        folder: Path,
+        config: Config,
+        progress: Progress,
+        training: bool = True,
+    ) -> None:
+        self.kept = pixels.kept
+        self.training = training
+        views, augment = (config.model.trunk_views, config.data.augment) if training else (1, "none")
+        with distributed.first_process_first():
+            self.cache = TrunkCache(
+                trunk,
+                pixels.source,
+                folder,
+                crop=pixels.crop,
+                augment=augment,
+                views=views,
+                precision=config.train.precision,
+                progress=progress,
+            )
+
+    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.cache.batches(plan)
+
+    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
+        if self.training:
+            raise RuntimeError("these maps are of augmented views")
+        return (maps for maps, _ in self.cache.batches(in_order(numbers, batch_size)))
+
+
+def feed_for(part: Part, backbone: Backbone, config: Config, progress: Progress | None = None) -> Feed:
+    """The feed that suits a part's images."""
+    if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
+        return FeatureFeed(part)
+    return PixelFeed(part, backbone, config, progress)
+
 
 EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
@@ -34,7 +135,7 @@ FEATURES_FOR_MEAN = 1_000  # images whose mean feature the bias takes away
 # The first steps take the learners apart (classifier correlation 0.74 to 0.34 on CUB) and cost no recall; the rest of
 # the way to the minimum turns W towards directions in which the images hardly differ. See docs/results.md.
 START_STEPS = 20
-Progress = Callable[[str, int, int], None]
+Preparing = Callable[[str, int, int], None]  # what is being prepared, how much is done, of how much
 MetricBuilder = Callable[[int, int], nn.Module]  # (size of the embedding, number of classes) -> a loss
 
 
@@ -114,7 +215,7 @@ def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
 
 
-def build(config: Config, run: Path, progress: Progress, metric: MetricBuilder | None = None) -> Workbench:
+def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder | None = None) -> Workbench:
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
@@ -190,7 +291,7 @@ def backbone_for(config: Config, part: Part) -> Backbone:
 
 
 def feed_and_network(
-    config: Config, backbone: Backbone, part: Part, run: Path, progress: Progress, training: bool = True
+    config: Config, backbone: Backbone, part: Part, run: Path, progress: Preparing, training: bool = True
 ) -> tuple[nn.Module, Feed]:
     """Training images (or those to validate on) as they enter what is trained, and the network that takes them."""
     feed = feed_for(part, backbone, config, lambda done, total: progress("reading images", done, total))
@@ -218,7 +319,7 @@ def _drawn_start(config: Config) -> Start:
 
 
 def _validation(
-    config: Config, dataset: Dataset, backbone: Backbone, run: Path, progress: Progress
+    config: Config, dataset: Dataset, backbone: Backbone, run: Path, progress: Preparing
 ) -> tuple[Feed, NDArray[np.int64]] | None:
     if "validation" not in dataset.parts:
         return None
@@ -227,7 +328,7 @@ def _validation(
     return feed, part.labels
 
 
-def solve_start(config: Config, bench: Workbench, progress: Progress) -> None:
+def solve_start(config: Config, bench: Workbench, progress: Preparing) -> None:
     """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, rows held at
     length 1, and the bias that centres the embedding, each where the config asks for it."""
     ensemble = bench.objective.ensemble
@@ -251,7 +352,7 @@ def _solve(
     ensemble: EmbeddingEnsemble,
     features: Tensor,
     loss: ActivationLoss | AdversarialLoss,
-    progress: Progress,
+    progress: Preparing,
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a start that is not fully flat is still a start
@@ -266,7 +367,7 @@ def _solve(
 
 
 @torch.no_grad()
-def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Progress) -> list[Tensor]:
+def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Preparing) -> list[Tensor]:
     """phi of one view of each image, by the pretrained network."""
     bench.objective.eval()
     rows: list[Tensor] = []

@@ -1,14 +1,70 @@
-"""What stands before every request: who may ask, how often, how much; and the headers of every answer."""
+"""What stands before every request: who may ask, how often, how much; the headers and the errors of every answer."""
 
 import json
 import math
-from collections.abc import Collection
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from PIL import UnidentifiedImageError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bier.web.limits import COSTS, Limits, RateLimit
+from bier.errors import BierError, DataError
+from bier.images.decode import MAX_PIXELS
+
+_MOST_CLIENTS = 10_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds that keep one visitor from using up the machine. Pixels are bounded by `bier.images.MAX_PIXELS`.
+
+    upload_bytes: the largest picture that is taken, as a file.
+    results, shortlist: the most that one search returns and looks at.
+    browsed: the most images that one page of the catalogue holds.
+    waiting: uploads that may wait for the model at one time; more are turned away.
+    uploads: pictures whose vectors are remembered, so that the page can go back to them.
+    rate, burst: points a second that a client earns and the most it can save up; `COSTS` has the prices.
+    """
+
+    upload_bytes: int = 20 * 2**20
+    results: int = 100
+    shortlist: int = 10_000
+    browsed: int = 200
+    waiting: int = 8
+    uploads: int = 256
+    rate: float = 20.0
+    burst: float = 120.0
+
+
+COSTS = {"image": 0.1, "search": 1.0, "upload": 4.0, "other": 0.25}
+
+
+class RateLimit:
+    """A token bucket a client, in memory. The clients that were silent longest are forgotten first."""
+
+    def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rate, self.burst, self._clock = rate, burst, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait(self, client: str, cost: float) -> float:
+        """Take `cost` points of the client; 0 if it had them, else the seconds until it will."""
+        now = self._clock()
+        points, seen = self._buckets.pop(client, (self.burst, now))
+        points = min(self.burst, points + (now - seen) * self.rate)
+        enough = points >= cost
+        self._buckets[client] = (points - cost if enough else points, now)
+        if len(self._buckets) > _MOST_CLIENTS:
+            self._buckets.popitem(last=False)
+        return 0.0 if enough else (cost - points) / self.rate
+
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _FORM = 16_384  # bytes of a multipart form around the picture itself
@@ -148,3 +204,46 @@ async def _answer(send: Send, status: int, code: str, message: str, headers: dic
     pairs = [(name.encode(), value.encode()) for name, value in plain.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": body})
+
+
+class Problem(Exception):  # noqa: N818 - it is an answer, not a failure of ours
+    """An answer other than the one that was hoped for."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+def refused_picture(error: DataError) -> Problem:
+    """Why `open_image` refused, told by what made it: nothing but itself (too many pixels), or Pillow's complaint."""
+    if error.__cause__ is None:
+        return Problem(413, "too_many_pixels", f"The picture must have at most {MAX_PIXELS / 1e6:.0f} megapixels.")
+    if isinstance(error.__cause__, UnidentifiedImageError):
+        return Problem(415, "not_a_picture", "This is not a picture in a known format such as JPEG, PNG or WebP.")
+    return Problem(422, "broken_picture", "The picture is broken: it could not be read to its end.")
+
+
+def add_errors(app: FastAPI) -> None:
+    def answer(status: int, code: str, message: str) -> JSONResponse:
+        return JSONResponse(error_body(code, message), status)
+
+    @app.exception_handler(Problem)
+    async def problem(_: Request, error: Problem) -> JSONResponse:
+        return answer(error.status, error.code, error.message)
+
+    @app.exception_handler(BierError)
+    async def unavailable(_: Request, error: BierError) -> JSONResponse:
+        return answer(503, "unavailable", " ".join(str(error).split()))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return answer(422, "invalid", f"The '{first['loc'][-1]}' parameter is not right: {first['msg']}.")
+
+    @app.exception_handler(HTTPException)
+    async def plain(_: Request, error: HTTPException) -> JSONResponse:
+        return answer(error.status_code, "http", str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def unexpected(_: Request, error: Exception) -> JSONResponse:
+        return answer(500, "internal", "Something went wrong here. The server's terminal says what.")

@@ -13,11 +13,10 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bier import durable
+from bier import files
 from bier.errors import ConfigError, ModelError
 from bier.images import Batches, PreparedImages
-from bier.models.memory import reuse_memory
-from bier.models.precision import autocast
+from bier.models.backbone import autocast, reuse_memory
 
 _VERSION = 1
 
@@ -142,7 +141,7 @@ class TrunkCache:
         """The maps reach the disk before the note that vouches for them."""
         if isinstance(self._maps, np.memmap):
             self._maps.flush()
-        durable.write(self._state, json.dumps({"fingerprint": fingerprint, "done": done, "shape": self.shape}).encode())
+        files.write(self._state, json.dumps({"fingerprint": fingerprint, "done": done, "shape": self.shape}).encode())
 
 
 def _reserve(path: Path, size: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bier import durable
+from bier import files
 
 Aside = Callable[[Path], AbstractContextManager[Path]]
 
@@ -27,7 +27,7 @@ def content(path: Path) -> bytes:
 
 BOTH = pytest.mark.parametrize(
     ("aside", "put"),
-    [(durable.file_aside, put_file), (durable.folder_aside, put_folder)],
+    [(files.file_aside, put_file), (files.folder_aside, put_folder)],
     ids=["file", "folder"],
 )
 
@@ -81,7 +81,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
         flush(handle)
 
     monkeypatch.setattr(os, "fsync", watched)
-    durable.write(tmp_path / "here", b"new")
+    files.write(tmp_path / "here", b"new")
     assert len(flushed) == 2
     assert flushed[-1] == tmp_path.name
     assert (tmp_path / "here").read_bytes() == b"new"

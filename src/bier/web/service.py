@@ -1,22 +1,73 @@
-"""What the page looks into: a store, the model that filled it, and the pictures behind the ids."""
+"""The work behind requests: a collection with its model and pictures, run in threads."""
 
+import io
 import random
 import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import anyio.to_thread
 import numpy as np
+from anyio import CapacityLimiter
+from fastapi import Response, UploadFile
 from numpy.typing import NDArray
 from PIL import Image
 
-from bier.errors import ModelError
+from bier.errors import DataError, ModelError
 from bier.images import open_image
 from bier.models.model import Model
 from bier.search import Id, Index, Label, Store
-from bier.web.pictures import SIZES, Memory, Thumbnail, thumbnail
+from bier.web.guard import Limits, Problem, refused_picture, too_large
+
+SIZES = (256, 640)  # longest side in pixels: a tile, and the query
+_SMALL = 128  # pictures no larger are sent without loss
+_MEMORY = 64 * 2**20
+
+
+class Thumbnail(NamedTuple):
+    data: bytes
+    media_type: str
+
+
+def thumbnail(image: Image.Image, size: int) -> Thumbnail:
+    """An RGB picture scaled down to `size` (never up), as a file that every browser shows."""
+    small = image.copy()
+    small.thumbnail((size, size), Image.Resampling.LANCZOS)
+    file = io.BytesIO()
+    if max(small.size) <= _SMALL:
+        small.save(file, "PNG", optimize=True)
+        return Thumbnail(file.getvalue(), "image/png")
+    small.save(file, "JPEG", quality=85)
+    return Thumbnail(file.getvalue(), "image/jpeg")
+
+
+class Memory:
+    """The thumbnails used last, up to 64 MB of them. Safe to use from several threads."""
+
+    def __init__(self, most: int = _MEMORY) -> None:
+        self._most, self._bytes = most, 0
+        self._known: OrderedDict[tuple[str, int], Thumbnail] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, name: str, size: int, make: Callable[[], Thumbnail]) -> Thumbnail:
+        key = (name, size)
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
+        made = make()
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = made
+                self._bytes += len(made.data)
+            while self._bytes > self._most and self._known:
+                self._bytes -= len(self._known.popitem(last=False)[1].data)
+        return made
+
 
 Floats = NDArray[np.float32]
 UPLOAD = "upload:"
@@ -173,3 +224,57 @@ class Collection:
             if one != query.id and np.isfinite(score) and str(one) in self._names
         ]
         return Answer(alone, learners, span.stop - span.start, hits[:k])
+
+
+T = TypeVar("T")
+
+
+class Desk:
+    """The model works for one request at a time, searches and thumbnails for four."""
+
+    def __init__(self, collection: Collection, limits: Limits) -> None:
+        self.collection, self.limits = collection, limits
+        self._encoding, self._searching, self._drawing = (CapacityLimiter(n) for n in (1, 4, 4))
+
+    async def find(self, name: str) -> Query:
+        found = await _threaded(self._searching, self.collection.find, name)
+        if found is None and name.startswith(UPLOAD):
+            raise Problem(404, "forgotten", "That picture is no longer remembered here. Send it again.")
+        if found is None:
+            raise Problem(404, "unknown_id", f"The collection has no image {name[:200]!r}.")
+        return found
+
+    async def encode(self, upload: UploadFile) -> Query:
+        if self._encoding.statistics().tasks_waiting >= self.limits.waiting:
+            raise Problem(503, "busy", "Many pictures are waiting for the model just now. Try again in a moment.")
+        data = await upload.read()
+        if len(data) > self.limits.upload_bytes:
+            raise Problem(413, "too_large", too_large(self.limits.upload_bytes))
+        try:
+            return await _threaded(self._encoding, self.collection.upload, data)
+        except DataError as error:
+            raise refused_picture(error) from error
+
+    async def search(
+        self, asked: Query, k: int, learners: int | None, shortlist: int | None, each: bool
+    ) -> list[Answer]:
+        count = len(self.collection.groups)
+        chosen = count if learners is None else learners
+        if chosen > count:
+            raise Problem(422, "invalid", f"The 'learners' parameter must lie between 1 and {count}. Got {chosen}.")
+        if shortlist is not None and shortlist < k:
+            raise Problem(422, "invalid", f"The 'shortlist' parameter must be at least k, {k}. Got {shortlist}.")
+        return await _threaded(self._searching, self.collection.search, asked, k, chosen, shortlist, each)
+
+    async def thumbnail(self, name: str, size: int) -> Response:
+        try:
+            made = await _threaded(self._drawing, self.collection.thumbnail, name, size)
+        except DataError as error:
+            raise Problem(410, "gone", "The file of this image cannot be read any more.") from error
+        if made is None:
+            raise Problem(404, "unknown_id", "The collection has no such image.")
+        return Response(made.data, media_type=made.media_type)
+
+
+async def _threaded(limiter: CapacityLimiter, work: Callable[..., T], *arguments: Any) -> T:
+    return await anyio.to_thread.run_sync(partial(work, *arguments), limiter=limiter)

@@ -1,4 +1,4 @@
-"""One process or many: who I am, and embeddings gathered across processes together with their gradients."""
+"""One process or many: who this process is, and embeddings gathered across processes together with their gradients."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -9,18 +9,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from torch import Tensor
 
+from bier import distributed
 from bier.data import Dataset
 from bier.errors import ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
 from bier.images import PreparedImages, in_order
+from bier.method import equations
 from bier.method.classifier import BoostedClassifier
+from bier.models.backbone import autocast
+from bier.models.maps import TrunkCache
 from bier.models.model import Model
-from bier.models.precision import autocast
-from bier.models.trunk import TrunkCache
-from bier.training import distributed
-from bier.training.finish import BATCH, CLASSIFIER, accuracies
 
+BATCH = 128
+CLASSIFIER = "classifier.safetensors"  # beside the model of a run that classifies
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
 ImageOf = Callable[[int], NDArray[np.uint8]]
@@ -140,3 +143,14 @@ class _Reader:
             for inputs, _ in maps.batches(in_order(source.kept, BATCH)):
                 rows.append(self.model.ensemble(rest(inputs.to(self.model.device))).float().cpu())
         return torch.cat(rows).numpy()
+
+
+@torch.no_grad()
+def accuracies(classifier: BoostedClassifier, z: Tensor, labels: Tensor) -> dict[str, float]:
+    """Share of images whose own class scores highest, in percent: for the ensemble, each learner and each prefix."""
+    classifier.eval()
+    logits = torch.stack(classifier.learner_logits(z))  # (M, N, classes)
+    rows = {"ensemble": equations.ensemble_score(logits)}
+    rows |= {f"learner-{m}": one for m, one in enumerate(logits, start=1)}
+    rows |= {f"prefix-{m}": equations.ensemble_score(logits[:m]) for m in range(2, len(logits) + 1)}
+    return {name: 100 * float((scores.argmax(dim=1) == labels).double().mean()) for name, scores in rows.items()}

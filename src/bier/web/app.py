@@ -14,12 +14,9 @@ from starlette.staticfiles import StaticFiles
 
 from bier.images.decode import MAX_PIXELS
 from bier.web import schema
-from bier.web.collection import Answer, Collection
-from bier.web.collection import Query as Asked
-from bier.web.desk import Desk
-from bier.web.guard import LOOPBACK, Guard
-from bier.web.limits import Limits
-from bier.web.problems import add_errors
+from bier.web.guard import LOOPBACK, Guard, Limits, add_errors
+from bier.web.service import Answer, Collection, Desk
+from bier.web.service import Query as Asked
 
 STATIC = Path(str(files("bier.web") / "static"))
 _YEAR = "private, max-age=31536000, immutable"

@@ -1,0 +1,321 @@
+"""The official benchmarks as their authors lay them out, and what to say where a file is missing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bier.data.part import Dataset, Part
+from bier.data.sources import class_folders, images_below
+from bier.errors import DataError
+
+Counts = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """An official data set: how to read it, and how many images and classes its protocol expects.
+
+    read: (root, size) -> Dataset. `size` names the test set where there are several (VehicleID), else is ignored.
+    expected: by size, or under "" where there is one; a count that the protocol does not state is left out.
+    note: what a person should know whose counts differ.
+    """
+
+    read: Callable[[Path, str], Dataset]
+    expected: Mapping[str, Counts]
+    note: str = ""
+
+    def counts(self, size: str) -> Counts:
+        """What the protocol expects for this size."""
+        return self.expected.get(size, self.expected.get("", {}))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The official layout of a benchmark. Its folder may be given itself, or the folder that contains it.
+
+    title: its name for people. folders: the usual names of its folder. shape: the layout in a few words.
+    """
+
+    title: str
+    folders: tuple[str, ...]
+    shape: str
+
+    def locate(self, root: Path, *markers: str) -> tuple[Path, Path]:
+        """The folder of the data set and the first marker found in it; an error names what was looked for."""
+        if not root.is_dir():
+            raise DataError(f"The root of {self.title} must be a folder. There is no folder {root}. {self.expects}")
+        for folder in (root, *(root / name for name in self.folders)):
+            for marker in markers:
+                if (folder / marker).exists():
+                    return folder, folder / marker
+        raise DataError(f"There is no {' or '.join(markers)} in {root} or in {root / self.folders[0]}. {self.expects}")
+
+    def need(self, path: Path) -> Path:
+        """The path, if it exists; else an error that names it."""
+        if not path.exists():
+            raise DataError(f"{self.title} is incomplete: there is no {path}. {self.expects}")
+        return path
+
+    @property
+    def expects(self) -> str:
+        """The sentence that shows the official layout."""
+        return f"The official layout is {self.shape}."
+
+
+def rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
+    """The lines of a list separated by spaces, without the first `skip`; the last column may contain spaces.
+
+    File names of any encoding survive: bytes that are not UTF-8 become what `os.fsencode` turns back.
+    """
+    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    found = []
+    for number, line in enumerate(lines[skip:], start=skip + 1):
+        fields = line.split(maxsplit=columns - 1)
+        if not fields:
+            continue
+        if len(fields) != columns:
+            raise DataError(f"{path}, line {number}: expected {columns} columns. Got '{line.strip()}' instead.")
+        found.append([*fields[:-1], fields[-1].rstrip()])
+    return found
+
+
+def whole(text: str, path: Path, what: str) -> int:
+    """A whole number read from a list."""
+    try:
+        return int(text)
+    except ValueError:
+        raise DataError(f"{path}: the {what} must be a whole number. Got '{text}' instead.") from None
+
+
+def part(images: Sequence[Path], names: Sequence[str], boxes: Sequence[Sequence[float]] | None = None) -> Part:
+    """A part whose classes are the distinct names in their order of appearance."""
+    numbers: dict[str, int] = {}
+    labels = [numbers.setdefault(name, len(numbers)) for name in names]
+    cut = None if boxes is None else np.array(boxes, dtype=np.float32).reshape(-1, 4)
+    return Part(tuple(images), np.array(labels, dtype=np.int64), tuple(numbers), cut)
+
+
+def official(name: str, parts: Mapping[str, Part], ks: tuple[int, ...], **more: object) -> Dataset:
+    """A data set whose test images are queries and gallery at once; neither part may be empty."""
+    for which, some in parts.items():
+        if not len(some):
+            raise DataError(f"The data set '{name}' must have images in its part '{which}'. Its lists name none.")
+    return Dataset(name, parts, ks, "self", {"kind": "official", **more})
+
+
+CUB_LAYOUT = Layout(
+    title="CUB-200-2011",
+    folders=("CUB_200_2011",),
+    shape="CUB_200_2011/{images.txt, image_class_labels.txt, classes.txt, bounding_boxes.txt, images/NAME/*.jpg}",
+)
+CUB_EXPECTED = {"train": {"images": 5864, "classes": 100}, "test": {"images": 5924, "classes": 100}}
+CUB_KS = (1, 2, 4, 8, 16, 32)
+LAST_TRAINING_CLASS = 100
+
+
+def _read_cub(root: Path, cropped: bool) -> Dataset:
+    home, listing = CUB_LAYOUT.locate(root, "images.txt")
+    labels, classes, boxes = (
+        CUB_LAYOUT.need(home / name) for name in ("image_class_labels.txt", "classes.txt", "bounding_boxes.txt")
+    )
+    CUB_LAYOUT.need(home / "images")
+    class_of = dict(rows(labels, 2))
+    name_of = dict(rows(classes, 2))
+    box_of = {key: _box(corners, boxes) for key, *corners in rows(boxes, 5)}
+    found: dict[str, list[tuple[Path, str, tuple[float, ...]]]] = {"train": [], "test": []}
+    for key, path in rows(listing, 2):
+        if key not in class_of or class_of[key] not in name_of or key not in box_of:
+            raise DataError(f"{listing}: image {key} must be in {labels.name}, {classes.name} and {boxes.name}.")
+        number = whole(class_of[key], labels, "class")
+        record = (home / "images" / path, name_of[class_of[key]], box_of[key])
+        found["train" if number <= LAST_TRAINING_CLASS else "test"].append(record)
+    parts = {
+        which: part([r[0] for r in some], [r[1] for r in some], [r[2] for r in some] if cropped else None)
+        for which, some in found.items()
+    }
+    return official("cub-cropped" if cropped else "cub", parts, CUB_KS)
+
+
+def _box(corners: list[str], path: Path) -> tuple[float, float, float, float]:
+    """x, y, width, height become x1, y1, x2, y2."""
+    try:
+        x, y, width, height = map(float, corners)
+    except ValueError:
+        raise DataError(f"{path}: a box must be four numbers. Got '{' '.join(corners)}' instead.") from None
+    return x, y, x + width, y + height
+
+
+CUB = Benchmark(lambda root, _: _read_cub(root, cropped=False), {"": CUB_EXPECTED})
+CUB_CROPPED = Benchmark(lambda root, _: _read_cub(root, cropped=True), {"": CUB_EXPECTED})
+
+
+CARS_LAYOUT = Layout(
+    title="Cars-196",
+    folders=("cars196", "cars", "stanford_cars", "car_data", "car_data/car_data"),
+    shape="cars_annos.mat beside car_ims/*.jpg, or train/NAME/*.jpg and test/NAME/*.jpg with one folder a class",
+)
+CARS_EXPECTED = {"train": {"images": 8054, "classes": 98}, "test": {"images": 8131, "classes": 98}}
+CARS_KS = (1, 2, 4, 8, 16, 32)
+TRAINING_CLASSES = 98
+ANNOTATIONS = ("cars_annos.mat", "devkit/cars_annos.mat")
+Record = tuple[Path, str, tuple[float, ...]]
+
+
+def _read_cars(root: Path, cropped: bool) -> Dataset:
+    home, marker = CARS_LAYOUT.locate(root, *ANNOTATIONS, "train")
+    if marker.name == "cars_annos.mat":
+        train, test = _from_devkit(home, marker)
+    elif cropped:
+        raise DataError(
+            f"The data set 'cars-cropped' needs the bounding boxes of cars_annos.mat. {home} is the layout with one "
+            "folder a class, which has no boxes: use 'cars', or the official devkit."
+        )
+    else:
+        train, test = _from_folders(home)
+    parts = {
+        which: part([r[0] for r in some], [r[1] for r in some], [r[2] for r in some] if cropped else None)
+        for which, some in (("train", train), ("test", test))
+    }
+    return official("cars-cropped" if cropped else "cars", parts, CARS_KS)
+
+
+def _from_devkit(home: Path, path: Path) -> tuple[list[Record], list[Record]]:
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    CARS_LAYOUT.need(home / "car_ims")
+    try:
+        content = loadmat(path, squeeze_me=True)
+        annotations, names = np.atleast_1d(content["annotations"]), np.atleast_1d(content["class_names"])
+        columns = [annotations[f"bbox_{corner}"] for corner in ("x1", "y1", "x2", "y2")]
+        files, numbers = annotations["relative_im_path"], annotations["class"]
+    except (KeyError, ValueError, TypeError, MatReadError) as error:
+        raise DataError(f"{path} must be Cars-196's file of annotations and class names. Got: {error}.") from error
+    train: list[Record] = []
+    test: list[Record] = []
+    for file, number, *corners in zip(files, numbers, *columns, strict=True):
+        if not 1 <= int(number) <= len(names):
+            raise DataError(f"{path}: the class of {file} must be from 1 to {len(names)}. Got {number} instead.")
+        x1, y1, x2, y2 = map(float, corners)
+        # Matlab counts pixels from 1 and includes the last one.
+        record = (home / str(file), str(names[int(number) - 1]), (x1 - 1, y1 - 1, x2, y2))
+        (train if int(number) <= TRAINING_CLASSES else test).append(record)
+    return train, test
+
+
+def _from_folders(home: Path) -> tuple[list[Record], list[Record]]:
+    halves = [class_folders(CARS_LAYOUT.need(home / half)) for half in ("train", "test")]
+    names = sorted({folder.name for half in halves for folder in half})
+    records: dict[str, list[Record]] = {name: [] for name in names}
+    for half in halves:
+        for folder in half:
+            records[folder.name] += [(path, folder.name, ()) for path in images_below(folder)]
+    train = [record for name in names[:TRAINING_CLASSES] for record in records[name]]
+    return train, [record for name in names[TRAINING_CLASSES:] for record in records[name]]
+
+
+CARS = Benchmark(lambda root, _: _read_cars(root, cropped=False), {"": CARS_EXPECTED})
+CARS_CROPPED = Benchmark(lambda root, _: _read_cars(root, cropped=True), {"": CARS_EXPECTED})
+
+
+SOP_LAYOUT = Layout(
+    title="Stanford Online Products",
+    folders=("Stanford_Online_Products",),
+    shape="Stanford_Online_Products/{Ebay_train.txt, Ebay_test.txt, bicycle_final/*.JPG, cabinet_final/*.JPG, ...}",
+)
+SOP_EXPECTED = {"train": {"images": 59551, "classes": 11318}, "test": {"images": 60502, "classes": 11316}}
+SOP_KS = (1, 10, 100, 1000)
+
+
+def _read_sop(root: Path, _: str) -> Dataset:
+    home, _marker = SOP_LAYOUT.locate(root, "Ebay_train.txt", "Ebay_test.txt")
+    return official(
+        "sop", {"train": _part_sop(home, "Ebay_train.txt"), "test": _part_sop(home, "Ebay_test.txt")}, SOP_KS
+    )
+
+
+def _part_sop(home: Path, name: str) -> Part:
+    """The first line is a heading; then image, class, super class and path."""
+    listing = rows(SOP_LAYOUT.need(home / name), 4, skip=1)
+    return part([home / path for *_, path in listing], [product for _, product, *_ in listing])
+
+
+SOP = Benchmark(_read_sop, {"": SOP_EXPECTED})
+
+
+INSHOP_LAYOUT = Layout(
+    title="In-Shop Clothes",
+    folders=("In-shop Clothes Retrieval Benchmark", "In-shop", "inshop"),
+    shape="{Eval/list_eval_partition.txt or list_eval_partition.txt, img/WOMEN/... or Img/img/WOMEN/...}",
+)
+INSHOP_EXPECTED = {
+    "train": {"images": 25882, "classes": 3997},
+    "query": {"images": 14218, "classes": 3985},
+    "gallery": {"images": 12612, "classes": 3985},
+}
+INSHOP_KS = (1, 10, 20, 30, 40, 50)
+LISTS = tuple(f"{folder}list_eval_partition.txt" for folder in ("", "Eval/", "Anno/", "Evaluation/"))
+
+
+def _read_inshop(root: Path, _: str) -> Dataset:
+    home, listing = INSHOP_LAYOUT.locate(root, *LISTS)
+    images = home / "Img" if (home / "Img" / "img").is_dir() else home
+    INSHOP_LAYOUT.need(images / "img")
+    found: dict[str, list[tuple[Path, str]]] = {"train": [], "query": [], "gallery": []}
+    for path, item, which in rows(listing, 3, skip=2):
+        if which not in found:
+            raise DataError(f"{listing}: the status of {path} must be train, query or gallery. Got '{which}' instead.")
+        found[which].append((images / path, item))
+    shown = found["query"] + found["gallery"]
+    test = part([path for path, _ in shown], [item for _, item in shown])
+    asked = np.arange(len(test)) < len(found["query"])
+    parts: dict[str, Part] = {
+        "train": part([path for path, _ in found["train"]], [item for _, item in found["train"]]),
+        "query": test.select(asked),
+        "gallery": test.select(~asked),
+    }
+    checked = official("inshop", parts, INSHOP_KS)
+    return Dataset(checked.name, parts, INSHOP_KS, "query-gallery", checked.split)
+
+
+INSHOP = Benchmark(_read_inshop, {"": INSHOP_EXPECTED})
+
+
+VEHICLEID_LAYOUT = Layout(
+    title="VehicleID",
+    folders=("VehicleID_V1.0", "VehicleID", "PKU-VehicleID"),
+    shape="VehicleID_V1.0/{image/*.jpg, train_test_split/{train_list.txt, test_list_800.txt, test_list_1600.txt, "
+    "test_list_2400.txt}}",
+)
+VEHICLES = {"small": 800, "medium": 1600, "large": 2400}
+# The paper states how many vehicles a test set has, not how many images.
+VEHICLEID_EXPECTED = {
+    size: {"train": {"images": 110178, "classes": 13134}, "test": {"classes": vehicles}}
+    for size, vehicles in VEHICLES.items()
+}
+VEHICLEID_KS = (1, 5)
+
+
+def _read_vehicleid(root: Path, size: str) -> Dataset:
+    if size not in VEHICLES:
+        raise DataError(f"The 'size' of VehicleID must be small, medium or large. Got '{size}' instead.")
+    home, _marker = VEHICLEID_LAYOUT.locate(root, "train_test_split")
+    VEHICLEID_LAYOUT.need(home / "image")
+    test = f"test_list_{VEHICLES[size]}.txt"
+    parts = {"train": _part_vehicleid(home, "train_list.txt"), "test": _part_vehicleid(home, test)}
+    checked = official("vehicleid", parts, VEHICLEID_KS, size=size)
+    return Dataset(checked.name, parts, VEHICLEID_KS, "repeated-gallery", checked.split)
+
+
+def _part_vehicleid(home: Path, name: str) -> Part:
+    listing = rows(VEHICLEID_LAYOUT.need(home / "train_test_split" / name), 2)
+    return part([home / "image" / f"{image}.jpg" for image, _ in listing], [vehicle for _, vehicle in listing])
+
+
+VEHICLEID = Benchmark(
+    _read_vehicleid,
+    VEHICLEID_EXPECTED,
+    note="The train_list.txt that is in circulation names 13,164 vehicles, 30 more than the paper counts.",
+)

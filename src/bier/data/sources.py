@@ -1,0 +1,330 @@
+"""A user's own data: a folder with one folder per class, a table, or pre-computed features."""
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bier.data.part import Dataset, Part, Protocol, SplitPlan, described, divide, held_out
+from bier.errors import DataError
+
+IMAGE_ENDINGS = frozenset(
+    (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+)
+KS = (1, 2, 4, 8, 16, 32)
+GIVEN = ({"train", "test"}, {"train", "query", "gallery"})
+
+
+def read_folder(root: Path, plan: SplitPlan) -> Dataset:
+    """The images below this folder, divided."""
+    folders = class_folders(root)
+    names = {folder.name for folder in folders}
+    if names - {"validation"} in GIVEN and all(class_folders(folder, empty=True) for folder in folders):
+        return _given(root, names, plan)
+    return divide("folder", _part(root, folders), plan, KS)
+
+
+def class_folders(root: Path, empty: bool = False) -> list[Path]:
+    """The folders in this folder, sorted by name; an error if there is none, unless `empty` is allowed."""
+    if not root.is_dir():
+        raise DataError(f"The root of images must be a folder with one folder a class. There is no folder {root}.")
+    found = sorted(
+        (path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")), key=os.fsencode
+    )
+    if not found and not empty:
+        raise DataError(
+            f"The folder {root} must hold one folder a class, like {root / 'NAME' / 'image.jpg'}. It holds none."
+        )
+    return found
+
+
+def images_below(folder: Path) -> list[Path]:
+    """All images at any depth, sorted by path."""
+    found = []
+    for here, inner, files in os.walk(folder):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        found += [
+            Path(here, name)
+            for name in files
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_ENDINGS  # noqa: PTH122 (speed)
+        ]
+    return sorted(found, key=os.fsencode)
+
+
+def _part(root: Path, folders: list[Path], classes: tuple[str, ...] | None = None) -> Part:
+    """The images of these class folders; folders without images make no class."""
+    by_name = {folder.name: images_below(folder) for folder in folders}
+    names = classes or tuple(name for name, images in by_name.items() if images)
+    images = [path for name in names for path in by_name.get(name, [])]
+    if not images:
+        raise DataError(
+            f"The folder {root} must hold one folder of images per class ({' '.join(sorted(IMAGE_ENDINGS))}). "
+            "It holds none."
+        )
+    sizes = [len(by_name.get(name, [])) for name in names]
+    return Part(tuple(images), np.repeat(np.arange(len(names), dtype=np.int64), sizes), names)
+
+
+def _given(root: Path, names: set[str], plan: SplitPlan) -> Dataset:
+    """The parts that the folder itself names; query and gallery share their classes."""
+    order = [name for name in ("train", "validation", "test", "query", "gallery") if name in names]
+    folders = {name: class_folders(root / name) for name in order}
+    shared = sorted({folder.name for name in ("query", "gallery") for folder in folders.get(name, [])})
+    parts: dict[str, Part] = {
+        name: _part(root / name, folders[name], tuple(shared) if name in ("query", "gallery") else None)
+        for name in order
+    }
+    protocol: Protocol = "query-gallery" if "query" in names else "self"
+    given = Dataset("folder", parts, KS, protocol, {"kind": "given", "parts": described(parts)})
+    return held_out(given, plan)
+
+
+CORNERS = ("x1", "y1", "x2", "y2")
+FLAGS = ("is_query", "is_gallery")
+SPLITS = ("train", "test", "validation")
+TABLE_ENDINGS = (".csv", ".parquet")
+YES_OR_NO = {"true": True, "1": True, "yes": True, "1.0": True, "false": False, "0": False, "no": False, "0.0": False}
+Columns = Mapping[str, list[str]]
+
+
+def read_table(root: Path, plan: SplitPlan) -> Dataset:
+    """The images that this table (or the only table in this folder) names."""
+    table = _find(root)
+    columns = _csv(table) if table.suffix.lower() == ".csv" else _parquet(table)
+    everything = _table_part(table, columns)
+    roles = _roles(table, columns)
+    if roles is None:
+        return divide("table", everything, plan, KS)
+    parts, protocol = _parts(table, everything, roles, columns)
+    return held_out(Dataset("table", parts, KS, protocol, {"kind": "given", "parts": described(parts)}), plan)
+
+
+def _find(root: Path) -> Path:
+    if root.is_file() and root.suffix.lower() in TABLE_ENDINGS:
+        return root
+    found = sorted(path for path in root.glob("*") if path.suffix.lower() in TABLE_ENDINGS) if root.is_dir() else []
+    if len(found) != 1:
+        raise DataError(
+            f"The root of a table must be a .csv or .parquet file. Got {root}, which holds {len(found)} such files."
+        )
+    return found[0]
+
+
+def _csv(table: Path) -> Columns:
+    """The columns of a CSV with a heading, as text. Row 1 is the heading, as in a spreadsheet."""
+    with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        try:
+            lines = [line for line in csv.reader(file) if line]
+        except csv.Error as error:
+            raise DataError(f"{table} must be a CSV file with commas. Got: {error}.") from error
+    if not lines:
+        raise DataError(f"{table} must have a heading with 'path' and 'label'. It is empty.")
+    heading = [name.strip() for name in lines[0]]
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(heading):
+            raise DataError(f"{table}, row {number}: expected {len(heading)} columns. Got {len(line)} instead.")
+    return {name: [line[i].strip() for line in lines[1:]] for i, name in enumerate(heading)}
+
+
+def _parquet(table: Path) -> Columns:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        content = pq.read_table(table)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{table} must be a Parquet file. Got: {error}.") from error
+    return {
+        name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
+        for name in content.column_names
+    }
+
+
+def _table_part(table: Path, columns: Columns) -> Part:
+    for name in ("path", "label"):
+        if name not in columns:
+            raise DataError(f"{table} must have a column '{name}'. It has {', '.join(columns)}.")
+        for number, value in _numbered(columns[name]):
+            if not value:
+                raise DataError(f"{table}, row {number}: the column '{name}' must not be empty.")
+    if not columns["path"]:
+        raise DataError(f"{table} must have a row for each image. It has none.")
+    classes = sorted(set(columns["label"]))
+    numbers = {name: i for i, name in enumerate(classes)}
+    labels = np.array([numbers[name] for name in columns["label"]], dtype=np.int64)
+    images = tuple(table.parent / path for path in columns["path"])
+    return Part(images, labels, tuple(classes), _boxes(table, columns))
+
+
+def _numbered(values: Iterable[str]) -> Iterable[tuple[int, str]]:
+    """Values with the number of their row; the heading is row 1."""
+    return enumerate(values, start=2)
+
+
+def _boxes(table: Path, columns: Columns) -> NDArray[np.float32] | None:
+    given = [name for name in CORNERS if name in columns]
+    if not given:
+        return None
+    if len(given) != 4:
+        missing = ", ".join(name for name in CORNERS if name not in columns)
+        raise DataError(f"{table} must have all of x1, y1, x2, y2 or none. It lacks {missing}.")
+    corners = np.array([[_number(table, name, *row) for row in _numbered(columns[name])] for name in CORNERS])
+    boxes = corners.T.reshape(-1, 4)
+    whole = np.isnan(boxes).all(axis=1)
+    flat = np.flatnonzero(~whole & ~((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])))
+    if len(flat):
+        box = ", ".join(f"{value:g}" for value in boxes[flat[0]])
+        raise DataError(f"{table}, row {flat[0] + 2}: the box must have x1 < x2 and y1 < y2. Got {box} instead.")
+    return boxes.astype(np.float32)
+
+
+def _number(table: Path, name: str, row: int, text: str) -> float:
+    """The number in a cell; NaN in an empty one, which stands for the whole picture."""
+    if text.lower() in ("", "nan"):
+        return math.nan
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise DataError(f"{table}, row {row}: the column '{name}' must be a number. Got '{text}' instead.")
+    return value
+
+
+def _roles(table: Path, columns: Columns) -> list[str] | None:
+    """The part of each row: train, test or validation; None where the table does not say."""
+    if "split" in columns:
+        for number, value in _numbered(columns["split"]):
+            if value not in SPLITS:
+                raise DataError(
+                    f"{table}, row {number}: the column 'split' must be {', '.join(SPLITS)}. Got '{value}' instead."
+                )
+        return columns["split"]
+    flags = [_flags(table, columns, name) for name in FLAGS if name in columns]
+    if not flags:
+        return None
+    return ["test" if any(row) else "train" for row in zip(*flags, strict=True)]
+
+
+def _flags(table: Path, columns: Columns, name: str) -> list[bool]:
+    """A column of yes and no; all no where there is no such column. An empty cell is no."""
+    if name not in columns:
+        return [False] * len(columns["path"])
+    for number, value in _numbered(columns[name]):
+        if value and value.lower() not in YES_OR_NO:
+            raise DataError(f"{table}, row {number}: the column '{name}' must be true or false. Got '{value}' instead.")
+    return [YES_OR_NO.get(value.lower(), False) for value in columns[name]]
+
+
+def _parts(table: Path, everything: Part, roles: list[str], columns: Columns) -> tuple[dict[str, Part], Protocol]:
+    role = np.array(roles)
+    for which in ("train", "test"):
+        if which not in roles:
+            raise DataError(f"{table} must have rows for training and for test. It has none for {which}.")
+    parts: dict[str, Part] = {
+        which: everything.select(role == which).only_present() for which in ("train", "validation") if which in roles
+    }
+    test = role == "test"
+    query, gallery = (np.array(_flags(table, columns, name)) for name in FLAGS)
+    if (query == gallery)[test].all() and len(np.unique(query[test])) == 1:
+        return {**parts, "test": everything.select(test).only_present()}, "self"
+    unclear = np.flatnonzero(test & (query == gallery))
+    if len(unclear):
+        raise DataError(
+            f"{table}, row {unclear[0] + 2}: a test row must be either is_query or is_gallery. It is "
+            f"{'both' if query[unclear[0]] else 'neither'}, while others are one of them."
+        )
+    shown = everything.select(test).only_present()
+    parts |= {"query": shown.select(query[test]), "gallery": shown.select(gallery[test])}
+    for which in ("query", "gallery"):
+        if not len(parts[which]):
+            raise DataError(f"{table} must have test rows for query and for gallery. It has none for {which}.")
+    return parts, "query-gallery"
+
+
+EXPECTS = (
+    "Expected a .safetensors file with 'features' (N, h) and 'labels' (N,), or a folder with features.npy and "
+    "labels.npy"
+)
+
+
+def read_features(root: Path, plan: SplitPlan) -> Dataset:
+    """The vectors, divided as their own `split` says, else as the plan says."""
+    arrays = _arrays(root)
+    everything = _features_part(arrays, root)
+    if "split" not in arrays:
+        return divide("features", everything, plan, KS)
+    split = arrays["split"]
+    if split.shape != (len(everything),) or not np.isin(split, (0, 1)).all():
+        raise DataError(
+            f"{root}: 'split' must be one 0 (training) or 1 (test) per vector. Got {split.dtype} {split.shape}."
+        )
+    parts = {"train": everything.select(split == 0), "test": everything.select(split == 1)}
+    for which, part in parts.items():
+        if not len(part):
+            raise DataError(
+                f"{root}: 'split' must put vectors into training (0) and test (1). There are none in {which}."
+            )
+    parts = {which: part.only_present() for which, part in parts.items()}
+    return held_out(Dataset("features", parts, KS, "self", {"kind": "given", "parts": described(parts)}), plan)
+
+
+def _arrays(root: Path) -> dict[str, NDArray[Any]]:
+    folder = root.parent if root.suffix == ".npy" else root
+    if folder.is_dir():
+        files = {name: folder / f"{name}.npy" for name in ("features", "labels", "split")}
+        missing = [path for name, path in files.items() if name != "split" and not path.is_file()]
+        if missing:
+            raise DataError(f"There is no {missing[0]}. {EXPECTS}.")
+        return {name: _npy(path) for name, path in files.items() if path.is_file()}
+    if not root.is_file():
+        raise DataError(f"There is no {root}. {EXPECTS}.")
+    return _safetensors(root)
+
+
+def _npy(path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path} must be an array of numbers or texts saved by numpy. Got: {error}.") from error
+
+
+def _safetensors(path: Path) -> dict[str, NDArray[Any]]:
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} must be a safetensors file. Got: {error}. {EXPECTS}.") from error
+    for name in ("features", "labels"):
+        if name not in tensors:
+            raise DataError(
+                f"{path} has no tensor '{name}', only {', '.join(sorted(tensors)) or 'nothing'}. {EXPECTS}."
+            )
+    wide = {name: t.float() if t.dtype is torch.bfloat16 else t for name, t in tensors.items()}
+    return {name: wide[name].numpy() for name in ("features", "labels", "split") if name in wide}
+
+
+def _features_part(arrays: dict[str, NDArray[Any]], root: Path) -> Part:
+    features, labels = arrays["features"], arrays["labels"]
+    if features.ndim != 2 or features.dtype.kind != "f" or 0 in features.shape:
+        raise DataError(
+            f"{root}: 'features' must be floats of shape (N, h). Got {features.dtype} {features.shape} instead."
+        )
+    if labels.shape != (len(features),) or labels.dtype.kind not in "iuUS":
+        raise DataError(
+            f"{root}: 'labels' must be {len(features)} whole numbers or names. Got {labels.dtype} {labels.shape}."
+        )
+    features = features.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    if len(bad):
+        raise DataError(f"{root}: 'features' must be finite. {len(bad)} rows are not, the first is row {bad[0]}.")
+    names, numbers = np.unique(labels, return_inverse=True)
+    return Part(features, numbers.astype(np.int64).reshape(-1), tuple(str(name) for name in names.tolist()))
