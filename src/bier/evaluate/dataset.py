@@ -23,7 +23,6 @@ from bier.models.maps import TrunkCache
 from bier.models.model import Model
 
 BATCH = 128
-CLASSIFIER = "classifier.safetensors"  # beside the model of a run that classifies
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
 ImageOf = Callable[[int], NDArray[np.uint8]]
@@ -81,13 +80,18 @@ def assess(
     return Assessment(result, test.image, None, reader.broken)
 
 
+def classifier_file(model: Path) -> Path:
+    """Where the classifier of a model folder lies: `classifier.safetensors` for `model`, and so on for snapshots."""
+    return model.with_name(f"{model.name.replace('model', 'classifier', 1)}.safetensors")
+
+
 def assess_classifier(
     run: Path, model: Model, dataset: Dataset, part: str = "test", progress: Progress | None = None
 ) -> dict[str, Any]:
     """Accuracy of the ensemble, of each learner and of each prefix on a part of a classification data set."""
-    file = run / CLASSIFIER
+    file = classifier_file(run / "model" if (run / "model").is_dir() else run)
     if not file.is_file():
-        raise ModelError(f"{run} was not trained to classify: it has no {CLASSIFIER}.")
+        raise ModelError(f"{run} was not trained to classify: it has no {file.name}.")
     weights = load_file(file)
     classes = len(weights["heads.0.bias"])
     classifier = BoostedClassifier(model.groups, classes)
