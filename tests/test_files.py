@@ -1,12 +1,15 @@
-"""Complete or as it was: at the end of the block, after an error inside it, and when flushing fails."""
+"""Complete or as it was: at the end of the block, after an error inside it, when flushing fails. Stamps of files."""
 
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from bier import files
 
@@ -85,3 +88,38 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     assert len(flushed) == 2
     assert flushed[-1] == tmp_path.name
     assert (tmp_path / "here").read_bytes() == b"new"
+
+
+def test_a_stamp_is_size_and_time(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    assert files.stamp(file) == (0, 0)
+    file.write_bytes(b"abc")
+    os.utime(file, ns=(5, 7))
+    assert files.stamp(file) == files.stamp(str(file)) == (3, 7)
+    assert files.checksum(file) == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_a_digest_covers_files_pixels_boxes_and_what_else_matters(tmp_path: Path) -> None:
+    file = tmp_path / "a.jpg"
+    file.write_bytes(b"abc")
+    os.utime(file, ns=(5, 7))
+    pixels = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
+    boxes = np.array([[0, 1, 2, 3]], np.float32)
+    # Written out, because caches and maps of earlier versions lie on disks under it.
+    expected = hashlib.sha256(b"settings" + boxes.tobytes() + f"{str(file)!r} 3 7".encode()).hexdigest()
+    assert files.digest_of([file], boxes, [b"settings"]) == expected
+    boxes_moved = boxes + np.float32(1)
+    digests = {
+        files.digest_of([file], boxes),
+        files.digest_of([file], boxes_moved),
+        files.digest_of([file]),
+        files.digest_of([str(file), file]),
+        files.digest_of(pixels),
+        files.digest_of([pixels[0]], boxes),
+        files.digest_of([b"a file"]),
+        files.digest_of([file], about=[b"other"]),
+    }
+    assert len(digests) == 8
+    assert files.digest_of(pixels) == files.digest_of([Image.fromarray(pixels[0])])
+    os.utime(file, ns=(5, 8))
+    assert files.digest_of([file], boxes) not in digests

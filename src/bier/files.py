@@ -1,11 +1,53 @@
-"""Files and folders that are complete or as they were: written aside, flushed to the disk, then renamed."""
+"""Files and folders that are complete or as they were (written aside, flushed, renamed), and stamps of files."""
 
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """(size, modification time in nanoseconds): a file that keeps both is taken to be unchanged. (0, 0): no file."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a Path for each of a million names would cost more than the call
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file's content, for files whose content matters more than the time to read them."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(images: Iterable[Any], boxes: "NDArray[Any] | None" = None, about: Iterable[bytes] = ()) -> str:
+    """A digest that changes when an image, its box or `about` does; what was made from these images is kept under it.
+
+    images: files by path and stamp; pixels, the bytes of a file and PIL images by their content.
+    about: what else the digest covers, such as settings and weights.
+    """
+    import numpy as np
+
+    digest = hashlib.sha256()
+    for more in about:
+        digest.update(more)
+    if boxes is not None:
+        digest.update(np.ascontiguousarray(boxes).tobytes())
+    for image in images:
+        if isinstance(image, str | os.PathLike):
+            size, time = stamp(image)
+            digest.update(f"{os.fspath(image)!r} {size} {time}".encode())
+        else:
+            digest.update(image if isinstance(image, bytes) else np.asarray(image).tobytes())
+    return digest.hexdigest()
 
 
 def write(path: Path, content: bytes) -> None:

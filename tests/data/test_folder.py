@@ -1,11 +1,11 @@
-"""Any folder of images: one folder a class."""
+"""Any folder of images: one folder per class."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from bier.data import load
+from bier.data import Part, list_images, load
 from bier.errors import DataError
 
 
@@ -86,8 +86,78 @@ def test_names_of_any_encoding(tmp_path: Path) -> None:
     assert all(Path(image).is_file() for part in dataset.parts.values() for image in part.images)
 
 
+def listed(part: Part) -> dict[str, str | None]:
+    assert part.ids is not None
+    return dict(zip(part.ids, part.label_names() or [None] * len(part), strict=True))
+
+
+def test_the_listing_of_every_command_is_that_of_training(tmp_path: Path) -> None:
+    """All endings that training takes, the first folder as the class, ids from the root; stray images have no label."""
+    touch(
+        tmp_path / "mugs" / "blue" / "1.jpg",
+        tmp_path / "mugs" / "2.AVIF",
+        tmp_path / "cups" / "3.jfif",
+        tmp_path / "cups" / "notes.txt",
+        tmp_path / "stray.png",
+    )
+    part = list_images(tmp_path)
+    assert part.root == tmp_path
+    assert part.classes == ("cups", "mugs")
+    assert listed(part) == {
+        "cups/3.jfif": "cups",
+        "mugs/2.AVIF": "mugs",
+        "mugs/blue/1.jpg": "mugs",
+        "stray.png": None,
+    }
+    assert part.images == tuple(tmp_path / one for one in part.ids or ())
+    trained = load("folder", tmp_path)
+    both = {
+        image: name
+        for one in trained.parts.values()
+        for image, name in zip(one.images, one.label_names() or [], strict=True)
+    }
+    assert both == {tmp_path / one: name for one, name in listed(part).items() if name is not None}
+
+
+def test_a_flat_folder_is_listed_without_labels_and_cannot_be_trained_on(tmp_path: Path) -> None:
+    touch(tmp_path / "2.jpg", tmp_path / "1.jpg")
+    part = list_images(tmp_path)
+    assert part.ids == ("1.jpg", "2.jpg")
+    assert part.label_names() is None
+    assert part.present == 0
+    with pytest.raises(DataError, match=r"one folder per class.*2 images lie outside"):
+        load("folder", tmp_path)
+
+
+def test_a_divided_folder_is_listed_with_the_classes_of_training(tmp_path: Path) -> None:
+    touch(tmp_path / "train" / "a" / "1.jpg", tmp_path / "test" / "b" / "deep" / "1.jpg", tmp_path / "test" / "2.jpg")
+    assert listed(list_images(tmp_path)) == {"train/a/1.jpg": "a", "test/b/deep/1.jpg": "b", "test/2.jpg": None}
+    assert load("folder", tmp_path)["test"].classes == ("b",)
+
+
+def test_links_are_followed_by_everybody_and_never_twice_into_one_folder(tmp_path: Path) -> None:
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "root"
+    touch(elsewhere / "dogs" / "1.jpg", elsewhere / "one.jpg", root / "zebras" / "2.jpg")
+    (root / "dogs").symlink_to(elsewhere / "dogs")
+    (root / "zebras" / "linked.jpg").symlink_to(elsewhere / "one.jpg")
+    (root / "zebras" / "loop").symlink_to(root)
+    (root / "a second name").symlink_to(root / "zebras")  # sorts before the folder itself, whose own name wins
+    assert listed(list_images(root)) == {"dogs/1.jpg": "dogs", "zebras/2.jpg": "zebras", "zebras/linked.jpg": "zebras"}
+    trained = load("folder", root)
+    assert sorted(trained["train"].classes + trained["test"].classes) == ["dogs", "zebras"]
+
+
+def test_what_is_no_source_of_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"must hold images \(.*\.avif.*It holds none"):
+        list_images(tmp_path)
+    touch(tmp_path / "x.jpg")
+    for path in (tmp_path / "x.jpg", tmp_path / "absent"):
+        with pytest.raises(DataError, match=f"a folder, or a table .* Got '{path}'"):
+            list_images(path)
+
+
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="one folder a class"):
+    with pytest.raises(DataError, match="must hold images"):
         load("folder", tmp_path)
     with pytest.raises(DataError, match="There is no folder"):
         load("folder", tmp_path / "absent")

@@ -31,6 +31,18 @@ def test_select_works_on_pixels() -> None:
     assert (chosen.images[0] == pixels[2]).all()
 
 
+def test_images_without_a_label_stay_so() -> None:
+    part = Part(paths(3), np.array([2, -1, 0]), ("a", "b", "c"), root=Path("r"), ids=("x", "y", "z"))
+    assert part.present == 2
+    assert part.label_names() == ["c", None, "a"]
+    fewer = part.select([1, 0]).only_present()
+    assert (fewer.ids, fewer.root, fewer.classes) == (("y", "x"), Path("r"), ("c",))
+    assert fewer.label_names() == [None, "c"]
+    assert part.select([1]).only_present().label_names() is None
+    with pytest.raises(DataError, match="ids of a part must be one per image"):
+        Part(paths(2), np.array([0, 0]), ("a",), ids=("x",))
+
+
 def test_only_present_renumbers_in_order() -> None:
     part = Part(paths(4), np.array([3, 1, 3, 1]), ("a", "b", "c", "d")).only_present()
     assert part.classes == ("b", "d")
@@ -42,7 +54,7 @@ def test_only_present_renumbers_in_order() -> None:
     [
         ([0], None, "one per image"),
         ([0, 2], None, "from 0 to 1"),
-        ([0, -1], None, "from 0 to 1"),
+        ([0, -2], None, "from 0 to 1, one per class, or -1 for none"),
         ([0, 1], np.zeros((1, 4), np.float32), "shape"),
     ],
 )

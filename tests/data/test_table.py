@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bier.data import load
+from bier.data import list_images, load
 from bier.errors import DataError
 
 
@@ -27,6 +27,27 @@ def test_path_and_label_alone_are_divided_by_classes(tmp_path: Path) -> None:
             for image, label in zip(part.images, part.labels, strict=True):
                 assert image.parent == tmp_path / "img"
                 assert part.classes[label] == "abcd"[int(image.stem) % 4]
+
+
+def test_the_listing_keeps_the_text_of_paths_and_labels(tmp_path: Path) -> None:
+    """ "007" is no number, and neither is a file called 0001; rows of every split are listed, with boxes."""
+    text = "path,label,split,x1,y1,x2,y2\n0001,007,train,,,,\n./b//2.jpg,7,test,0,1,2,3\n/abs/3.jpg,,train,,,,\n"
+    part = list_images(table(tmp_path, text))
+    assert part.ids == ("0001", "./b//2.jpg", "/abs/3.jpg")
+    assert part.images == (tmp_path / "0001", tmp_path / "b" / "2.jpg", Path("/abs/3.jpg"))
+    assert part.label_names() == ["007", "7", None]
+    assert part.root == tmp_path
+    assert part.boxes is not None
+    assert part.boxes[1].tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="row 4: the column 'label' must not be empty"):
+        load("table", tmp_path)
+
+
+def test_a_table_of_paths_alone_has_no_labels(tmp_path: Path) -> None:
+    assert list_images(table(tmp_path, "path\n1.jpg\n2.jpg\n")).label_names() is None
+    pq.write_table(pa.table({"path": ["01", "2"], "label": ["007", None]}), tmp_path / "t.parquet")
+    listed = list_images(tmp_path / "t.parquet")
+    assert (listed.ids, listed.label_names()) == (("01", "2"), ["007", None])
 
 
 def test_absolute_paths_stay_absolute_and_quotes_work(tmp_path: Path) -> None:

@@ -3,5 +3,6 @@
 from bier.data.catalog import NAMES, expected, load, note
 from bier.data.part import Dataset, Part
 from bier.data.sampler import BalancedBatches
+from bier.data.sources import list_images
 
-__all__ = ["NAMES", "BalancedBatches", "Dataset", "Part", "expected", "load", "note"]
+__all__ = ["NAMES", "BalancedBatches", "Dataset", "Part", "expected", "list_images", "load", "note"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bier.data.part import Dataset, Part
-from bier.data.sources import class_folders, images_below
+from bier.data.sources import list_images
 from bier.errors import DataError
 
 Counts = Mapping[str, Mapping[str, int]]
@@ -206,12 +206,13 @@ def _from_devkit(home: Path, path: Path) -> tuple[list[Record], list[Record]]:
 
 
 def _from_folders(home: Path) -> tuple[list[Record], list[Record]]:
-    halves = [class_folders(CARS_LAYOUT.need(home / half)) for half in ("train", "test")]
-    names = sorted({folder.name for half in halves for folder in half})
+    halves = [list_images(CARS_LAYOUT.need(home / half)) for half in ("train", "test")]
+    names = sorted({name for half in halves for name in half.classes})
     records: dict[str, list[Record]] = {name: [] for name in names}
     for half in halves:
-        for folder in half:
-            records[folder.name] += [(path, folder.name, ()) for path in images_below(folder)]
+        for path, name in zip(half.images, half.label_names() or [], strict=False):
+            if name is not None:
+                records[name].append((path, name, ()))
     train = [record for name in names[:TRAINING_CLASSES] for record in records[name]]
     return train, [record for name in names[TRAINING_CLASSES:] for record in records[name]]
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ class Draws:
 Protocol = Literal["self", "query-gallery", "repeated-gallery", "accuracy"]
 Images = tuple[Path, ...] | NDArray[Any]
 ALL = "all"
+UNLABELLED = -1  # the label of an image whose class is not known, as in scikit-learn
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +50,32 @@ class Part:
     """N images with their labels.
 
     images: a tuple of N paths, or uint8 pixels (N, H, W, 3), or float32 features (N, h).
-    labels: int64 (N,); labels[i] is an index into `classes`.
+    labels: int64 (N,); labels[i] is an index into `classes`, or UNLABELLED (-1). Parts to train on have no such images.
     boxes: float32 (N, 4) as x1, y1, x2, y2 in pixels of the file, or None. The reader of the images crops to them.
+    root, ids: where the images are listed from a folder or a table, its folder and the path of each image from there,
+        as text with "/" (of a table: as it is written there); otherwise None.
     """
 
     images: Images
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     boxes: NDArray[np.float32] | None = None
+    root: Path | None = None
+    ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.images)
         if self.labels.shape != (count,):
             raise DataError(f"The labels of a part must be one per image. Got {self.labels.shape} for {count} images.")
-        if count and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
-            raise DataError(f"The labels of a part must be from 0 to {len(self.classes) - 1}, one per class.")
+        if count and not UNLABELLED <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
+            raise DataError(
+                f"The labels of a part must be from 0 to {len(self.classes) - 1}, one per class, or -1 for none. "
+                f"Got labels from {self.labels.min()} to {self.labels.max()} instead."
+            )
         if self.boxes is not None and self.boxes.shape != (count, 4):
             raise DataError(f"The boxes of a part must have shape ({count}, 4). Got {self.boxes.shape} instead.")
+        if self.ids is not None and len(self.ids) != count:
+            raise DataError(f"The ids of a part must be one per image. Got {len(self.ids)} for {count} images.")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -73,7 +83,13 @@ class Part:
     @property
     def present(self) -> int:
         """How many classes have at least one image here."""
-        return len(np.unique(self.labels))
+        return len(np.unique(self.labels[self.labels >= 0]))
+
+    def label_names(self) -> list[str | None] | None:
+        """The class of each image by its name, None for an image without a label; None if no image has one."""
+        if not (self.labels >= 0).any():
+            return None
+        return [None if label < 0 else self.classes[label] for label in self.labels.tolist()]
 
     def select(self, indices: ArrayLike) -> "Part":
         """The part that holds only these images, in this order; classes and labels keep their meaning."""
@@ -82,13 +98,14 @@ class Part:
         images: Images
         images = tuple(self.images[i] for i in at) if isinstance(self.images, tuple) else self.images[at]
         boxes = None if self.boxes is None else self.boxes[at]
-        return Part(images, self.labels[at], self.classes, boxes)
+        ids = None if self.ids is None else tuple(self.ids[i] for i in at)
+        return replace(self, images=images, labels=self.labels[at], boxes=boxes, ids=ids)
 
     def only_present(self) -> "Part":
         """The same images with the classes that have none taken out and the labels renumbered, order kept."""
-        kept, labels = np.unique(self.labels, return_inverse=True)
-        classes = tuple(self.classes[i] for i in kept)
-        return Part(self.images, labels.astype(np.int64).reshape(-1), classes, self.boxes)
+        kept = np.unique(self.labels[self.labels >= 0])
+        labels = np.where(self.labels < 0, UNLABELLED, np.searchsorted(kept, self.labels)).astype(np.int64)
+        return replace(self, labels=labels, classes=tuple(self.classes[i] for i in kept))
 
 
 @dataclass(frozen=True, eq=False)

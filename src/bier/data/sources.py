@@ -3,85 +3,127 @@
 import csv
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bier.data.part import Dataset, Part, Protocol, SplitPlan, described, divide, held_out
+from bier.data.part import UNLABELLED, Dataset, Part, Protocol, SplitPlan, described, divide, held_out
 from bier.errors import DataError
 
 IMAGE_ENDINGS = frozenset(
     (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 )
 KS = (1, 2, 4, 8, 16, 32)
-GIVEN = ({"train", "test"}, {"train", "query", "gallery"})
+DIVISIONS = ({"train", "test"}, {"train", "query", "gallery"})
+PARTS = ("train", "validation", "test", "query", "gallery")
+
+
+def list_images(path: Path) -> Part:
+    """Every image of a folder or a table (CSV, Parquet), undivided. All commands list images with this function.
+
+    A folder: all images at any depth, the ids are their paths relative to it. The class of an image is the first folder
+    on that path (below `train`, `test` and so on, where the folder is divided into these); an image that lies in no
+    such folder has no label. Hidden files and folders are left out. Links are followed, but never twice into the same
+    folder: links in a circle end, and a link to a folder that is listed under its own name adds nothing.
+
+    A table: every row, whatever its split. Paths start from the table's folder; ids and labels are the text in the
+    cells. A row without a label, and every row where there is no column `label`, has none.
+    """
+    try:
+        if path.is_dir():
+            return _list_folder(path)[0]
+        if path.is_file() and path.suffix.lower() in TABLE_ENDINGS:
+            return _table_part(path, _columns(path))
+    except OSError as error:
+        raise DataError(f"Cannot read {error.filename or path}: {error.strerror or error}.") from error
+    raise DataError(f"Images must be a folder, or a table that ends in .csv or .parquet. Got '{path}' instead.")
 
 
 def read_folder(root: Path, plan: SplitPlan) -> Dataset:
-    """The images below this folder, divided."""
-    folders = class_folders(root)
-    names = {folder.name for folder in folders}
-    if names - {"validation"} in GIVEN and all(class_folders(folder, empty=True) for folder in folders):
-        return _given(root, names, plan)
-    return divide("folder", _part(root, folders), plan, KS)
-
-
-def class_folders(root: Path, empty: bool = False) -> list[Path]:
-    """The folders in this folder, sorted by name; an error if there is none, unless `empty` is allowed."""
+    """The images below this folder, divided: as its own `train` and `test` say, else as the plan says."""
     if not root.is_dir():
-        raise DataError(f"The root of images must be a folder with one folder a class. There is no folder {root}.")
-    found = sorted(
-        (path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")), key=os.fsencode
-    )
-    if not found and not empty:
+        raise DataError(f"The root of images must be a folder with one folder per class. There is no folder {root}.")
+    listed, roles = _list_folder(root)
+    labelled = listed.labels >= 0
+    if not labelled.any():
         raise DataError(
-            f"The folder {root} must hold one folder a class, like {root / 'NAME' / 'image.jpg'}. It holds none."
+            f"The folder {root} must hold one folder per class, like {root / 'NAME' / 'image.jpg'}. "
+            f"All of its {len(listed)} images lie outside of such folders."
         )
-    return found
+    everything = listed.select(labelled)
+    if roles is None:
+        return divide("folder", everything, plan, KS)
+    role = np.array(roles)[labelled]
+    parts = {name: everything.select(role == name).only_present() for name in PARTS[:3] if name in roles}
+    protocol: Protocol = "self"
+    if "query" in roles:  # query and gallery share their class numbers
+        protocol = "query-gallery"
+        shared = everything.select(np.isin(role, ("query", "gallery"))).only_present()
+        side = role[np.isin(role, ("query", "gallery"))]
+        parts |= {name: shared.select(side == name) for name in ("query", "gallery")}
+    return held_out(Dataset("folder", parts, KS, protocol, {"kind": "given", "parts": described(parts)}), plan)
 
 
-def images_below(folder: Path) -> list[Path]:
-    """All images at any depth, sorted by path."""
-    found = []
-    for here, inner, files in os.walk(folder):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        found += [
-            Path(here, name)
-            for name in files
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_ENDINGS  # noqa: PTH122 (speed)
-        ]
-    return sorted(found, key=os.fsencode)
+def _list_folder(root: Path) -> tuple[Part, list[str] | None]:
+    """The images of a folder, by class and then by path; and the part of each if the folder is divided into parts."""
+    found = [tuple(path.split(os.sep)) for path in _walk(root)]  # noqa: PTH206 (speed)
+    if not found:
+        raise DataError(f"The folder {root} must hold images ({' '.join(sorted(IMAGE_ENDINGS))}). It holds none.")
+    # Divided where the top folders are parts, each with class folders inside; otherwise they are classes themselves.
+    top, with_folders = ({path[0] for path in found if len(path) > depth} for depth in (1, 2))
+    divided = top - {"validation"} in DIVISIONS and top == with_folders
+    level = 1 if divided else 0
+
+    def class_of(path: tuple[str, ...]) -> str | None:
+        return path[level] if len(path) > level + 1 else None
+
+    found.sort(key=lambda path: (os.fsencode(class_of(path) or ""), os.fsencode("/".join(path))))
+    images, ids = tuple(root.joinpath(*path) for path in found), tuple("/".join(path) for path in found)
+    part = _labelled(images, [class_of(path) for path in found], root, ids)
+    return part, [path[0] for path in found] if divided else None
 
 
-def _part(root: Path, folders: list[Path], classes: tuple[str, ...] | None = None) -> Part:
-    """The images of these class folders; folders without images make no class."""
-    by_name = {folder.name: images_below(folder) for folder in folders}
-    names = classes or tuple(name for name, images in by_name.items() if images)
-    images = [path for name in names for path in by_name.get(name, [])]
-    if not images:
-        raise DataError(
-            f"The folder {root} must hold one folder of images per class ({' '.join(sorted(IMAGE_ENDINGS))}). "
-            "It holds none."
-        )
-    sizes = [len(by_name.get(name, [])) for name in names]
-    return Part(tuple(images), np.repeat(np.arange(len(names), dtype=np.int64), sizes), names)
+def _labelled(
+    images: tuple[Path, ...],
+    names: Sequence[str | None],
+    root: Path,
+    ids: tuple[str, ...],
+    boxes: NDArray[np.float32] | None = None,
+) -> Part:
+    """A part whose classes are the names, sorted by their bytes (a folder's name need not be UTF-8)."""
+    classes = sorted({name for name in names if name is not None}, key=os.fsencode)
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(classes)} | {None: UNLABELLED}
+    labels = np.array([numbers[name] for name in names], dtype=np.int64)
+    return Part(images, labels, tuple(classes), boxes, root, ids)
 
 
-def _given(root: Path, names: set[str], plan: SplitPlan) -> Dataset:
-    """The parts that the folder itself names; query and gallery share their classes."""
-    order = [name for name in ("train", "validation", "test", "query", "gallery") if name in names]
-    folders = {name: class_folders(root / name) for name in order}
-    shared = sorted({folder.name for name in ("query", "gallery") for folder in folders.get(name, [])})
-    parts: dict[str, Part] = {
-        name: _part(root / name, folders[name], tuple(shared) if name in ("query", "gallery") else None)
-        for name in order
-    }
-    protocol: Protocol = "query-gallery" if "query" in names else "self"
-    given = Dataset("folder", parts, KS, protocol, {"kind": "given", "parts": described(parts)})
-    return held_out(given, plan)
+def _walk(root: Path) -> Iterator[str]:
+    """The path of every image below the root, from there."""
+    seen: set[tuple[int, int]] = set()
+    waiting = deque([os.fspath(root)])
+    while waiting:
+        # Links wait until all that is really here has been listed: a folder is listed under its own name if it has one.
+        for here, folders, names in os.walk(waiting.popleft(), onerror=_refuse):
+            status = os.stat(here)  # noqa: PTH116 (speed)
+            if (status.st_dev, status.st_ino) in seen:
+                folders.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            waiting.extend(inner for name in folders if os.path.islink(inner := os.path.join(here, name)))  # noqa: PTH114, PTH118
+            below = os.path.relpath(here, root)
+            for name in names:
+                if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_ENDINGS:  # noqa: PTH122
+                    yield name if below == "." else f"{below}{os.sep}{name}"
+
+
+def _refuse(error: OSError) -> None:
+    """A folder that cannot be read is an error, not a folder without images."""
+    raise error
 
 
 CORNERS = ("x1", "y1", "x2", "y2")
@@ -95,8 +137,11 @@ Columns = Mapping[str, list[str]]
 def read_table(root: Path, plan: SplitPlan) -> Dataset:
     """The images that this table (or the only table in this folder) names."""
     table = _find(root)
-    columns = _csv(table) if table.suffix.lower() == ".csv" else _parquet(table)
+    columns = _columns(table)
     everything = _table_part(table, columns)
+    if "label" not in columns:
+        raise DataError(f"{table} must have a column 'label'. It has {', '.join(columns)}.")
+    _check_filled(table, columns, "label")
     roles = _roles(table, columns)
     if roles is None:
         return divide("table", everything, plan, KS)
@@ -113,6 +158,10 @@ def _find(root: Path) -> Path:
             f"The root of a table must be a .csv or .parquet file. Got {root}, which holds {len(found)} such files."
         )
     return found[0]
+
+
+def _columns(table: Path) -> Columns:
+    return _csv(table) if table.suffix.lower() == ".csv" else _parquet(table)
 
 
 def _csv(table: Path) -> Columns:
@@ -146,19 +195,20 @@ def _parquet(table: Path) -> Columns:
 
 
 def _table_part(table: Path, columns: Columns) -> Part:
-    for name in ("path", "label"):
-        if name not in columns:
-            raise DataError(f"{table} must have a column '{name}'. It has {', '.join(columns)}.")
-        for number, value in _numbered(columns[name]):
-            if not value:
-                raise DataError(f"{table}, row {number}: the column '{name}' must not be empty.")
+    if "path" not in columns:
+        raise DataError(f"{table} must have a column 'path'. It has {', '.join(columns)}.")
+    _check_filled(table, columns, "path")
     if not columns["path"]:
         raise DataError(f"{table} must have a row for each image. It has none.")
-    classes = sorted(set(columns["label"]))
-    numbers = {name: i for i, name in enumerate(classes)}
-    labels = np.array([numbers[name] for name in columns["label"]], dtype=np.int64)
-    images = tuple(table.parent / path for path in columns["path"])
-    return Part(images, labels, tuple(classes), _boxes(table, columns))
+    ids = tuple(columns["path"])
+    names = [name or None for name in columns["label"]] if "label" in columns else [None] * len(ids)
+    return _labelled(tuple(table.parent / path for path in ids), names, table.parent, ids, _boxes(table, columns))
+
+
+def _check_filled(table: Path, columns: Columns, name: str) -> None:
+    for number, value in _numbered(columns[name]):
+        if not value:
+            raise DataError(f"{table}, row {number}: the column '{name}' must not be empty.")
 
 
 def _numbered(values: Iterable[str]) -> Iterable[tuple[int, str]]:

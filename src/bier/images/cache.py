@@ -1,4 +1,4 @@
-"""A memory-mapped cache of prepared images that survives interruption, change and company."""
+"""A memory-mapped cache of prepared images, safe against interruption, changed files and other processes."""
 
 import hashlib
 import json
@@ -13,6 +13,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from bier import files
 from bier.errors import DataError
 from bier.images.decode import printable
 
@@ -21,7 +22,7 @@ _VERSION = 1
 
 
 class PixelCache:
-    """Rows of uint8 (size, size, 3), one an image, in `folder/KEY/pixels`.
+    """Rows of uint8 (size, size, 3), one per image, in `folder/KEY/pixels`.
 
     KEY is a digest of the size and of every path and box, in order. Beside the pixels lies `stamps`, the
     length and modification time (int64, int64) of the file that each row was made from; (0, 0) means that
@@ -46,7 +47,7 @@ class PixelCache:
         self.count = len(paths)
         self.size = size
         self.folder = folder / _key(paths, boxes, size)
-        self._wanted = np.array([_stamp(path) for path in paths], np.int64).reshape(self.count, 2)
+        self._wanted = np.array([files.stamp(path) for path in paths], np.int64).reshape(self.count, 2)
         self._maps: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
 
     @property
@@ -132,18 +133,11 @@ class PixelCache:
         return self.__dict__ | {"_maps": None}  # a pickled map would carry all the pixels
 
 
-def _stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - a Path for each of a million names would cost more than the call
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
-
-
 def _key(paths: Sequence[str | os.PathLike[str]], boxes: NDArray[np.float32] | None, size: int) -> str:
+    """Names the folder of these rows. Stamps of files are not part of it: a changed file makes one row out of date."""
     digest = hashlib.sha256(f"{_VERSION} {size} {len(paths)} {boxes is not None}\n".encode())
     for path in paths:
-        digest.update(os.fsencode(os.path.abspath(path)) + b"\0")  # noqa: PTH100 - as above
+        digest.update(os.fsencode(os.path.abspath(path)) + b"\0")  # noqa: PTH100 - speed
     if boxes is not None:
         digest.update(np.ascontiguousarray(boxes).tobytes())
     return digest.hexdigest()[:20]

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -168,18 +167,13 @@ def _shape(trunk: nn.Module, crop: int) -> tuple[int, int, int]:
 
 
 def _fingerprint(trunk: nn.Module, source: PreparedImages, settings: dict[str, Any]) -> str:
-    """What the maps depend on: the weights, the settings, and every image (a file by its path, size and time)."""
-    digest = sha256(json.dumps(settings, sort_keys=True).encode())
-    for name, value in (*trunk.named_parameters(), *trunk.named_buffers()):
-        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(value.detach().float().cpu().numpy().tobytes())
-    digest.update(f"{source.size} {len(source)} {source.kept.tolist()}".encode())
-    if source.boxes is not None:
-        digest.update(source.boxes.tobytes())
-    for image in source.images:
-        if isinstance(image, str | os.PathLike):
-            status = Path(image).stat()
-            digest.update(f"{os.fspath(image)!r} {status.st_size} {status.st_mtime_ns}".encode())
-        else:
-            digest.update(image if isinstance(image, bytes) else np.asarray(image).tobytes())
-    return digest.hexdigest()
+    """What the maps depend on: the weights, the settings, and every image with its box."""
+
+    def about() -> Iterator[bytes]:
+        yield json.dumps(settings, sort_keys=True).encode()
+        for name, value in (*trunk.named_parameters(), *trunk.named_buffers()):
+            yield f"{name}{tuple(value.shape)}{value.dtype}".encode()
+            yield value.detach().float().cpu().numpy().tobytes()
+        yield f"{source.size} {len(source)} {source.kept.tolist()}".encode()
+
+    return files.digest_of(source.images, source.boxes, about())
