@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bier.data.part import Dataset, Part, Protocol, SplitPlan, described, divide, held_out
-from bier.errors import DataError
+from bier.errors import DataError, needs
 
 IMAGE_ENDINGS = frozenset(
     (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
@@ -132,6 +132,7 @@ def _csv(table: Path) -> Columns:
 
 
 def _parquet(table: Path) -> Columns:
+    needs("A Parquet table", "tables", "pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
