@@ -70,7 +70,10 @@ def test_the_default_folder_says_what_it_is(
         (["--method", "abier"], "Did you mean 'a-bier'?"),
         (["--set", "train.step=5"], "There is no setting 'train.step'. Did you mean 'train.steps'?"),
         (["--set", "train.steps"], "section.key=value"),
-        (["--set", "train.steps=many"], "The setting 'train.steps' must be a whole number. Got 'many' instead."),
+        (
+            ["--set", "train.steps=many"],
+            "The setting 'train.steps' must be a whole number, at least 1. Got 'many' instead.",
+        ),
         (["--set", "model.groups=100-100"], "add up to 'model.embedding' = 512"),
         (["--data", "flowers"], "Got 'flowers' instead"),
         (["--data", "folder"], "needs a root"),

@@ -21,7 +21,7 @@ import bier
 from bier import data
 from bier.config import Config
 from bier.data import Dataset
-from bier.errors import ConfigError, DataError
+from bier.errors import ConfigError, DataError, needs
 from bier.evaluate.dataset import assess, assess_classifier
 from bier.evaluate.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
@@ -56,12 +56,7 @@ class PeerLoss(nn.Module):
 
 def peer(name: str) -> Callable[[int, int], nn.Module]:
     """A builder of the loss called `name`, for `bier.training.train(metric=...)`; settings are the library's own."""
-    try:
-        from pytorch_metric_learning import losses
-    except ImportError:
-        raise ConfigError(
-            "The losses of other authors need pytorch-metric-learning; install it with: pip install 'bier-ml[peers]'."
-        ) from None
+    losses = needs("pytorch_metric_learning.losses", "peers")
     kind = getattr(losses, name, None)
     if kind is None:
         raise ConfigError(f"pytorch-metric-learning has no loss '{name}'.")
