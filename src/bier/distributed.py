@@ -37,6 +37,8 @@ def process_group() -> Iterator[None]:
     if "RANK" not in os.environ or _running():
         yield
         return
+    if (here := device()).type == "cuda":
+        torch.cuda.set_device(here)  # what torch places on "cuda" without a number belongs on the GPU of this process
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
@@ -100,16 +102,6 @@ def from_first(compute: Callable[[], list[float]]) -> list[float]:
     values = [compute() if rank() == 0 else []]
     dist.broadcast_object_list(values, src=0)
     return values[0]
-
-
-@contextmanager
-def first_process_first() -> Iterator[None]:
-    """Process 0 does the work of the block; the others follow when it has, and find it done."""
-    if world() > 1 and rank() != 0:
-        dist.barrier()
-    yield
-    if world() > 1 and rank() == 0:
-        dist.barrier()
 
 
 def sharded(

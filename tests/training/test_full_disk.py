@@ -73,7 +73,7 @@ def assert_intact(run: Path, step: int) -> None:
 
 def test_a_checkpoint_that_does_not_fit(run: Path) -> None:
     assert_intact(run, 7)
-    size = (complete(run / "checkpoints")[-1] / "state.safetensors").stat().st_size
+    size = (complete(run / "checkpoints")[-1] / "state.pt").stat().st_size
     done = resume(run, limited(size - 1000))
     assert_one_line(done, f"Could not write {run}/checkpoints/step-10: the disk is full. {run}/checkpoints/step-7 is")
     assert "resume" in done.stderr

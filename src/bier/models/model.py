@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
+from bier import distributed
 from bier.errors import BierError, ConfigError, DataError, ModelError
 from bier.files import folder_aside
 from bier.images import Batches, PreparedImages, Source, augment, default_workers, in_order, read_prepared
@@ -281,7 +282,7 @@ def _stacked(batches: Iterator[Tensor], dimension: int) -> NDArray[np.float32]:
 
 
 def load(path: str | Path, precision: str | None = None, device: str | torch.device | None = None) -> Model:
-    """The model in a run folder or a model folder, on the GPU where there is one. No code from it is run."""
+    """The model in a run folder or a model folder, on this process's GPU where there is one. No code from it is run."""
     weights, description = read_folder(Path(path))
     try:
         model = _described(description, precision)
@@ -292,7 +293,7 @@ def load(path: str | Path, precision: str | None = None, device: str | torch.dev
     except (KeyError, TypeError, ValueError, RuntimeError, BierError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"The model {str(path)!r} cannot be used: {type(error).__name__}: {reason[:300]}") from error
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model.to(device or distributed.device())
 
 
 def _described(description: Mapping[str, Any], precision: str | None) -> Model:

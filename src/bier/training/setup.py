@@ -105,17 +105,16 @@ class TrunkFeed:
         self.kept = pixels.kept
         self.training = training
         views, augment = (config.model.trunk_views, config.data.augment) if training else (1, "none")
-        with distributed.first_process_first():
-            self.cache = TrunkCache(
-                trunk,
-                pixels.source,
-                folder,
-                crop=pixels.crop,
-                augment=augment,
-                views=views,
-                precision=config.train.precision,
-                progress=progress,
-            )
+        self.cache = TrunkCache(
+            trunk,
+            pixels.source,
+            folder,
+            crop=pixels.crop,
+            augment=augment,
+            views=views,
+            precision=config.train.precision,
+            progress=progress,
+        )
 
     def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
         return self.cache.batches(plan)
