@@ -18,6 +18,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, Task
+    from rich.table import Table
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
 
@@ -75,6 +76,23 @@ def emit(result: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def table_of_numbers(*head: str, title: str | None = None, caption: str | None = None) -> "Table":
+    """A table that fits 80 columns without cutting words: the first column folds, the numbers after it stay whole.
+
+    A heading may have several lines, separated by line breaks.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
+    for number, name in enumerate(head):
+        if number == 0:
+            table.add_column(name, overflow="fold", vertical="bottom")
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def command(*arguments: object, processes: bool = False) -> str:
     """A `bier` command as the reader can paste it: with the program as it was started, and quoted where needed.
 
@@ -89,6 +107,12 @@ def command(*arguments: object, processes: bool = False) -> str:
     if started.name == "__main__.py":
         return f"{python} -m bier {words}"
     return f"{_program(sys.argv[0])} {words}"
+
+
+def program_beside(name: str) -> str:
+    """Another program of the environment that `bier` runs in, as the reader can type it."""
+    started = Path(sys.argv[0])
+    return _program(str((started if started.name == "bier" else Path(sys.executable)).parent / name))
 
 
 def _program(path: str) -> str:

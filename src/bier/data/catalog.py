@@ -35,6 +35,14 @@ OWN: Mapping[str, Callable[[Path, SplitPlan], Dataset]] = {
 NAMES: tuple[str, ...] = ("glyphs", *OWN, *BENCHMARKS)
 
 
+def check_name(name: str) -> None:
+    """An error that suggests the nearest name unless there is a data set of this name."""
+    if name not in NAMES:
+        near = difflib.get_close_matches(str(name), NAMES, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise DataError(f"The data set must be one of {', '.join(NAMES)}. Got '{name}' instead{hint}")
+
+
 def load(
     name: str,
     root: str | Path | None = None,
@@ -58,10 +66,7 @@ def load(
         training, as birds of one genus have, and are then easier than the test classes).
     """
     plan = SplitPlan(split, seed, test_share, validation, validation_order)
-    if name not in NAMES:
-        near = difflib.get_close_matches(str(name), NAMES, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise DataError(f"The data set must be one of {', '.join(NAMES)}. Got '{name}' instead{hint}")
+    check_name(name)
     if name == "glyphs":
         return glyphs.read(seed, validation)
     if root is None or root == "":
