@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from bier.errors import ConfigError
+from bier.method import defaults
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -92,10 +93,10 @@ class ModelConfig(Section):
     embedding: int = setting(512, "dimensions of the embedding", least=1)
     groups: Groups = setting(3, "number of learners, or the size of each as 96-160-256")
     start: Literal["glorot", "orthogonal", "activation", "adversarial"] = setting(
-        "glorot", "the embedding layer before training: drawn, or solved for with a diversity loss"
+        defaults.START, "the embedding layer before training: drawn, or solved for with a diversity loss"
     )
-    bias: bool = setting(False, "a bias in the embedding layer, which starts by taking the features' mean away")
-    weighting: Literal["alpha", "sqrt"] = setting("sqrt", "weights of the learners in the test-time vector")
+    bias: bool = setting(defaults.BIAS, "a bias in the embedding layer, which starts by taking the features' mean away")
+    weighting: Literal["alpha", "sqrt"] = setting(defaults.WEIGHTING, "weights of the learners in the test-time vector")
     trainable_from: Text = setting(
         "", "first stage that is trained; empty for all, 'embedding' for the last layer only"
     )
@@ -107,15 +108,15 @@ class LossConfig(Section):
     name: Literal["binomial-deviance", "contrastive", "triplet", "cross-entropy"] = setting(
         "binomial-deviance", "the loss; cross-entropy is for classification"
     )
-    boost: bool = setting(True, "weigh pairs for each learner by how wrong the ensemble so far is")
+    boost: bool = setting(defaults.BOOST, "weigh pairs for each learner by how wrong the ensemble so far is")
     boosting: Literal["eta", "shrinkage"] = setting(
-        "eta", "how pairs are weighed: by the loss's derivative (Algorithm 1), or the authors' gentler form"
+        defaults.BOOSTING, "how pairs are weighed: by the loss's derivative (Algorithm 1), or the authors' gentler form"
     )
-    beta1: float = setting(2.0, "slope of binomial deviance")
-    beta2: float = setting(0.5, "threshold of binomial deviance")
-    cost: float = setting(10.0, "cost of negative pairs in binomial deviance; the paper's is 25")
+    beta1: float = setting(defaults.BETA1, "slope of binomial deviance")
+    beta2: float = setting(defaults.BETA2, "threshold of binomial deviance")
+    cost: float = setting(defaults.COST, "cost of negative pairs in binomial deviance; the paper's is 25")
     margin: float = setting(-1.0, "margin of contrastive or triplet loss; -1 for the paper's")
-    dropout: float = setting(0.0, "dropout before the classifiers", least=0, most=0.95)
+    dropout: float = setting(defaults.DROPOUT, "dropout before the classifiers", least=0, most=0.95)
 
 
 class DiversityConfig(Section):
@@ -123,12 +124,18 @@ class DiversityConfig(Section):
     name: Literal["none", "activation", "adversarial"] = setting("none", "the auxiliary loss during training")
     weight: float = setting(1e-3, "lambda_div", least=0)
     norm_weight: float = setting(
-        float("inf"), "lambda_w; inf holds the rows of W at length 1 exactly", least=0, infinite=True
+        defaults.LAMBDA_W, "lambda_w; inf holds the rows of W at length 1 exactly", least=0, infinite=True
     )
-    reduction: Literal["sum", "mean"] = setting("mean", "sums as in the paper, or means as its authors ran it")
-    hidden: int = setting(512, "size of the regressors' hidden layer", least=1)
-    scale_features: bool = setting(True, "divide features by their root mean square before the diversity loss")
-    through_backbone: bool = setting(False, "let the gradient of the diversity loss reach the backbone")
+    reduction: Literal["sum", "mean"] = setting(
+        defaults.REDUCTION, "sums as in the paper, or means as its authors ran it"
+    )
+    hidden: int = setting(defaults.HIDDEN, "size of the regressors' hidden layer", least=1)
+    scale_features: bool = setting(
+        defaults.SCALE_FEATURES, "divide features by their root mean square before the diversity loss"
+    )
+    through_backbone: bool = setting(
+        defaults.THROUGH_BACKBONE, "let the gradient of the diversity loss reach the backbone"
+    )
 
 
 class TrainConfig(Section):

@@ -75,7 +75,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # another node may hold the same tensor
         dist.all_reduce(gradient)  # the sum over the copies of the loss
         return gradient[rank() * ctx.count : (rank() + 1) * ctx.count]
 

@@ -292,3 +292,17 @@ def test_the_split_does_not_follow_the_seed_of_the_weights(features_file: Path) 
     first, second = (load_data(config(features_file, seed=seed))["test"].classes for seed in (0, 1))
     other = load_data(config(features_file, data__seed=1))["test"].classes
     assert first == second != other
+
+
+@pytest.mark.parametrize("start", ["glorot", "activation"])
+def test_the_bias_starts_by_taking_the_mean_of_the_features_away(
+    features_file: Path, tmp_path: Path, start: str
+) -> None:
+    settings = {"model__bias": True, "model__start": start, "train__learning_rate": 0.0, "train__steps": 1}
+    asked = config(features_file, **settings)
+    ensemble = bier.load(bier.train(asked, tmp_path / "run").folder).ensemble
+    features = torch.from_numpy(load_data(asked)["train"].images)
+    assert ensemble.bias is not None
+    torch.testing.assert_close(ensemble.bias, -ensemble.weight @ features.mean(dim=0), rtol=1e-4, atol=1e-5)
+    assert features.mean(dim=0).norm() > 0.1
+    assert bier.load(bier.train(config(features_file), tmp_path / "plain").folder).ensemble.bias is None

@@ -47,10 +47,14 @@ class PeerLoss(nn.Module):
         super().__init__()
         self.loss = loss
 
-    def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
-        """z (B, d) and labels (B,) -> the loss as that of a single learner."""
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """z (B, d) and labels (B,) -> scalar."""
         total: Tensor = self.loss(z, labels)
-        ones = z.new_ones(1)
+        return total
+
+    def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        """z (B, d) and labels (B,) -> the loss as that of a single learner."""
+        total, ones = self(z, labels), z.new_ones(1)
         return BoostedParts(total, total.reshape(1), ones, ones)
 
 

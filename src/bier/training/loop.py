@@ -84,7 +84,7 @@ def train(
     out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
     from its newest checkpoint and ends with the very weights and metrics that an uninterrupted run has.
     metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
-    module that takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
+    module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
     snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
     """
     run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
@@ -94,6 +94,7 @@ def train(
         _check_snapshots(run, config, snapshots)
         setup = build(config, run, observer.prepare, metric)
         optimizer = _optimizer(config, setup.objective)
+        setup.objective.hold_rows(optimizer)
         state = _start_or_restore(run, config, setup, optimizer, observer)
         interrupted = False
         metrics = run_folder.Metrics(run, resume_at=state.step, writes=distributed.rank() == 0)
@@ -157,7 +158,6 @@ def _step(
         if not math.isfinite(row["gradient_norm"]):
             raise _broken(step, f"The norm of the gradient is {row['gradient_norm']}.", run)
     optimizer.step()
-    setup.objective.after_step()
     if logging:
         row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
     return row

@@ -22,9 +22,10 @@ from bier.evaluate.recall import recall_at_k
 from bier.images import Batches, PreparedImages, in_order
 from bier.images.dataset import Progress
 from bier.method.classifier import BoostedClassifier
+from bier.method.defaults import Start, Weighting
 from bier.method.diversity import ActivationLoss, AdversarialLoss
-from bier.method.ensemble import EmbeddingEnsemble, Start
-from bier.method.equations import Weighting, group_sizes, unit_rows
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
 from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
@@ -321,12 +322,11 @@ def _validation(
 
 
 def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
-    """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, rows held at
-    length 1, and the bias that centres the embedding, each where the config asks for it."""
+    """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, and the bias
+    that centres the embedding, each where the config asks for it."""
     ensemble = setup.objective.ensemble
     loss = diversity_loss(config, config.model.start, ensemble.groups)
     if loss is None and not config.model.bias:
-        setup.objective.after_step()
         return
     generator = np.random.default_rng(config.seed)
     most = MOST_FEATURES if loss is not None else FEATURES_FOR_MEAN
@@ -334,7 +334,6 @@ def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> No
     features = torch.cat(_features(setup, chosen, progress))
     if loss is not None:
         _solve(config, ensemble, features, loss, progress)
-    setup.objective.after_step()
     if config.model.bias:
         ensemble.centre(features)
 
