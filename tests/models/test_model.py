@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import bier
 from bier.errors import BierError, ConfigError, DataError, ModelError
 from bier.images import PreparedImages
 from bier.method.ensemble import EmbeddingEnsemble
@@ -235,3 +236,15 @@ def test_bfloat16_is_close(model: Model, pictures: np.ndarray) -> None:
     rough = Model(model.backbone, model.ensemble, precision="bfloat16").encode(pictures)
     assert rough.dtype == np.float32
     assert 0 < np.abs(rough - exact).max() < 0.05
+
+
+def test_a_pretrained_model_gives_normalised_features(tmp_path: Path) -> None:
+    model = bier.pretrained("efficientnet_lite0")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 224, 224, 3), dtype=np.uint8)
+    vectors = model.encode(pixels)
+    with torch.no_grad():
+        features = model.backbone(torch.from_numpy(pixels).permute(0, 3, 1, 2)).numpy()
+    assert vectors == pytest.approx(features / np.linalg.norm(features, axis=1, keepdims=True), abs=2e-2)
+    assert (model.groups, model.dimension) == ((1280,), 1280)
+    model.save(tmp_path / "model")
+    assert bier.load(tmp_path / "model").encode(pixels) == pytest.approx(vectors, abs=1e-6)
