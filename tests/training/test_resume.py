@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import bier
 from bier.config import Config
@@ -98,6 +100,16 @@ def test_a_finished_run_can_be_resumed_and_nothing_changes(
     again = bier.train(config, tmp_path / "run", resume=True)
     assert (again.step, again.interrupted) == (6, False)
     assert_same_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_resumed_run_voids_the_events_that_it_writes_again(features_file: Path, tmp_path: Path) -> None:
+    config = small(features_file)
+    run = bier.train(config, tmp_path / "run").folder
+    shutil.rmtree(run / "checkpoints" / "step-6")  # steps 5 and 6 are trained again
+    bier.train(config, run, resume=True)
+    events = EventAccumulator(str(run))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_another_config_is_refused_with_the_keys(features_file: Path, tmp_path: Path) -> None:

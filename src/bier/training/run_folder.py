@@ -5,8 +5,7 @@ import json
 import os
 import platform
 import shutil
-import socket
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,13 +168,16 @@ def check_same_config(run: Path, config: Config) -> None:
 
 
 class Metrics:
-    """metrics.jsonl, a line a logging step, and TensorBoard events beside it.
+    """metrics.jsonl, one line per logging step, and the same numbers as TensorBoard events.
 
-    Lines hold nothing that depends on the clock, so that an interrupted and resumed run writes the same file as one
-    that was never interrupted. `resume_at` drops lines beyond that step: they will be written again.
+    metrics.jsonl is the durable record. Its lines hold nothing that depends on the clock, so that an interrupted and
+    resumed run writes the same file as one that was never interrupted. `resume_at` drops lines and voids events beyond
+    that step: they will be written again.
     """
 
     def __init__(self, run: Path, resume_at: int, writes: bool = True) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self.run = run
         self.path = run / METRICS
         self.writes = writes  # one process of many does
@@ -185,7 +187,9 @@ class Metrics:
         with writing(self.path, run / CHECKPOINTS):
             files.write(self.path, "".join(map(_line, kept)).encode())
             self.file = self.path.open("ab", buffering=0)  # a line is handed over whole, and no part of it twice
-            self.events = Events(run, resume_at)
+            self.events = SummaryWriter(run, purge_step=resume_at + 1)
+        # The writer's thread prints the traceback of an error, such as a full disk, that the next call raises anyway.
+        self.previous_hook, threading.excepthook = threading.excepthook, self._on_thread_error
 
     def write(self, row: Mapping[str, Any], clock: Mapping[str, float] | None = None) -> None:
         """`row` goes to both; `clock` (images per second and the like) to TensorBoard only."""
@@ -195,7 +199,9 @@ class Metrics:
             line = _line(row).encode()
             while line:
                 line = line[self.file.write(line) :]
-            self.events.write(row["step"], {**_scalars(row), **(clock or {})})
+        with writing(self.run / "events.out.tfevents", self.run / CHECKPOINTS):
+            for tag, value in {**_scalars(row), **(clock or {})}.items():
+                self.events.add_scalar(tag, value, row["step"])
 
     def flush(self) -> None:
         """Make the lines so far durable; done before each checkpoint, so that none of them can outrun its metrics."""
@@ -203,38 +209,18 @@ class Metrics:
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        if self.writes:
-            self.file.close()
-            self.events.close()
-
-
-class Events:
-    """A TensorBoard file. Torch's own writer hands its events to a thread, where a full disk goes unheard."""
-
-    def __init__(self, run: Path, resume_at: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        path = run / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self.file = path.open("wb", buffering=0)
-        self.writer = RecordWriter(self.file)
-        self._add(Event(file_version="brain.Event:2"))
-        if resume_at:  # what an earlier file says of later steps is void
-            self._add(Event(step=resume_at + 1, session_log=SessionLog(status=SessionLog.START)))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._add(Event(step=step, summary=Summary(value=values)))
-
-    def _add(self, event: Any) -> None:
-        event.wall_time = time.time()
-        self.writer.write(event.SerializeToString())
-
-    def close(self) -> None:
+        if not self.writes:
+            return
         self.file.close()
+        try:
+            with writing(self.run / "events.out.tfevents", self.run / CHECKPOINTS):
+                self.events.close()
+        finally:
+            threading.excepthook = self.previous_hook
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        if not isinstance(error.exc_value, OSError) or "event_file_writer" not in type(error.thread).__module__:
+            self.previous_hook(error)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
