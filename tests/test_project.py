@@ -22,13 +22,12 @@ INSTALLED_AS = {
     "PIL": "pillow",
     "faiss": "faiss-cpu",
     "google": "protobuf",
-    "multipart": "python-multipart",
     "mpl_toolkits": "matplotlib",
 }
 # Where the modules of an extra may be imported; everything else is for the core dependencies.
 HOMES = {
     "serve": {"web/", "cli/serve.py"},
-    "index": {"search/graph.py"},
+    "index": {"search/vectors.py"},
     "tables": {"data/", "cli/embed.py"},
     "matlab": {"data/benchmarks.py"},
     "onnx": {"models/export.py"},
@@ -46,6 +45,11 @@ CORE = {distribution(one) for one in PROJECT["dependencies"]}
 EXTRAS = {name: {distribution(one) for one in some} for name, some in PROJECT["optional-dependencies"].items()}
 
 
+def distribution_of(module: str) -> str:
+    name = module.split(".")[0]
+    return INSTALLED_AS.get(name, name).lower().replace("_", "-")
+
+
 def third_party(path: Path) -> set[str]:
     """The distributions whose modules a file imports, also inside functions."""
     names: set[str] = set()
@@ -54,8 +58,13 @@ def third_party(path: Path) -> set[str]:
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "needs":
+            module, extra = (one.value if isinstance(one, ast.Constant) else None for one in node.args)
+            if module is not None:
+                assert distribution_of(module) in EXTRAS[extra], f"{path}: {module} is not in the extra '{extra}'"
+                names.add(module.split(".")[0])
     outside = names - sys.stdlib_module_names - {"bier"}
-    return {INSTALLED_AS.get(name, name).lower().replace("_", "-") for name in outside}
+    return {distribution_of(name) for name in outside}
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))

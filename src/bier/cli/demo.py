@@ -22,7 +22,7 @@ from bier.cli.terminal import (
 from bier.cli.train import Watcher
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
 
     from bier.config import Config
     from bier.evaluate.dataset import Assessment
@@ -148,7 +148,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | 
     return summary
 
 
-def comparison(summary: Mapping[str, Mapping[str, Any]], seeds: int) -> "Table":
+def comparison(summary: Mapping[str, Mapping[str, Any]], seeds: int) -> "Group":
     """One row per measure, one column per method, and their difference."""
     rows = {
         **{f"R@{k}": (f"R@{k}", 2) for k in KS},
@@ -156,13 +156,13 @@ def comparison(summary: Mapping[str, Mapping[str, Any]], seeds: int) -> "Table":
         "classifier_correlation": ("classifier correlation", 3),
         "training_seconds": ("seconds of training", 0),
     }
-    title = f"Characters of unseen alphabets, {seeds} seed{'s' if seeds > 1 else ''}"
-    table = table_of_numbers("", *METHODS, "difference", title=title)
+    cells = []
     for key, (name, digits) in rows.items():
         plain, ours = (summary[method][key] for method in METHODS)
         difference = "-" if plain is None or ours is None else f"{ours['mean'] - plain['mean']:+.{digits}f}"
-        table.add_row(name, _cell(plain, digits, seeds), _cell(ours, digits, seeds), difference)
-    return table
+        cells.append((name, _cell(plain, digits, seeds), _cell(ours, digits, seeds), difference))
+    title = f"Characters of unseen alphabets, {seeds} seed{'s' if seeds > 1 else ''}"
+    return table_of_numbers(("", *METHODS, "difference"), cells, title=title)
 
 
 def _cell(value: Mapping[str, float] | None, digits: int, seeds: int) -> str:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -17,10 +17,11 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.progress import Progress, Task
-    from rich.table import Table
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
+NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
 
 Data = Annotated[
     str,
@@ -76,21 +77,61 @@ def emit(result: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def table_of_numbers(*head: str, title: str | None = None, caption: str | None = None) -> "Table":
-    """A table that fits 80 columns without cutting words: the first column folds, the numbers after it stay whole.
+def table_of_numbers(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+    style: Callable[[int], str | None] = lambda row: None,
+) -> "Group":
+    """A table that fits the terminal without cutting anything: with too many columns it becomes several, one below
+    the other, each with the names of the rows.
 
-    A heading may have several lines, separated by line breaks.
+    Args:
+        head: The headings. One of several words takes as many lines where space is short.
+        rows: The cells; the first of each row is its name.
+        title: Above the table.
+        caption: Below the table.
+        style: The style of a row by its number.
     """
     from rich.box import SIMPLE_HEAD
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
-    for number, name in enumerate(head):
-        if number == 0:
-            table.add_column(name, overflow="fold", vertical="bottom")
-        else:
-            table.add_column(name, justify="right", no_wrap=True)
-    return table
+    rows = list(rows)
+    names, *columns = zip(head, *rows, strict=True)
+    name_width = min(max(map(len, names)), NAME_WIDTH)
+    parts: list[Any] = [Text(title, style="bold")] if title else []
+    for some in _side_by_side(columns, console.width - name_width - 2):
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column(head[0], overflow="fold", min_width=name_width)
+        for column in some:
+            table.add_column(column[0], justify="right", min_width=_number_width(column))
+        for number, cells in enumerate(zip(names[1:], *(column[1:] for column in some), strict=True)):
+            table.add_row(*map(Text, cells), style=style(number))
+        parts.append(table)
+    return Group(*parts, *([Text(caption, style="dim")] if caption else []))
+
+
+def _number_width(column: Sequence[str]) -> int:
+    """Enough for each number with its spread, and each word of the heading."""
+    return max(max(map(len, column[1:]), default=0), max(map(len, column[0].split()), default=0))
+
+
+def _side_by_side(columns: Iterable[Sequence[str]], width: int) -> list[list[Sequence[str]]]:
+    """The columns in groups, each as many as fit the width, and at least one."""
+    groups: list[list[Sequence[str]]] = []
+    left = 0
+    for column in columns:
+        needed = _number_width(column) + 2
+        if not groups or needed > left:
+            groups.append([])
+            left = width
+        groups[-1].append(column)
+        left -= needed
+    return groups
 
 
 def command(*arguments: object, processes: bool = False) -> str:

@@ -60,7 +60,9 @@ class PeerLoss(nn.Module):
 
 def peer(name: str) -> Callable[[int, int], nn.Module]:
     """A builder of the loss called `name`, for `bier.training.train(metric=...)`; settings are the library's own."""
-    losses = needs("pytorch_metric_learning.losses", "peers")
+    needs("pytorch_metric_learning", "peers")
+    from pytorch_metric_learning import losses
+
     kind = getattr(losses, name, None)
     if kind is None:
         raise ConfigError(f"pytorch-metric-learning has no loss '{name}'.")
