@@ -20,23 +20,6 @@ if TYPE_CHECKING:
     from bier.evaluate.dataset import Assessment, Measured
     from bier.evaluate.ensemble import EnsembleResult
 
-HELP = """Measure recall, correlation and what each learner adds, and write a report to look at.
-
-A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table or
-feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs or
-models are compared in one table. Recall counts ties against the query; a query never finds itself.
-
-Examples:
-
-  bier evaluate runs/shop
-
-  bier evaluate runs/baseline runs/a-bier --json
-
-  bier evaluate runs/shop/model --data folder --root other-photos --report report
-
-  bier evaluate --embeddings vectors.safetensors
-"""
-
 Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders or model folders.")]
 EmbeddingsFile = Annotated[
     Path | None, typer.Option("--embeddings", metavar="FILE", help="Measure a file that `bier embed` wrote.")
@@ -53,10 +36,6 @@ Report = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("evaluate", help=HELP)(evaluate)
-
-
 def evaluate(
     runs: Runs = None,
     embeddings: EmbeddingsFile = None,
@@ -70,6 +49,22 @@ def evaluate(
     no_report: Annotated[bool, typer.Option("--no-report", help="Numbers only.")] = False,
     as_json: Json = False,
 ) -> None:
+    """Measure recall, correlation and what each learner adds, and write a report to look at.
+
+    A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table
+    or feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs
+    or models are compared in one table. Recall counts ties against the query; a query never finds itself.
+
+    [bold]Examples[/bold]
+
+    bier evaluate runs/shop
+
+    bier evaluate runs/baseline runs/a-bier --json
+
+    bier evaluate runs/shop/model --data folder --root other-photos --report report
+
+    bier evaluate --embeddings vectors.safetensors
+    """
     if bool(runs) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
     if report is not None and len(runs or []) > 1:
