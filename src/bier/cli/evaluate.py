@@ -1,6 +1,5 @@
 """`bier evaluate`."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +14,6 @@ from bier.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from bier.config import DataConfig
-    from bier.data import Dataset
     from bier.evaluate.dataset import Assessment, Measured
     from bier.evaluate.ensemble import EnsembleResult
 
@@ -102,13 +99,15 @@ def _measure(
     skip_broken: bool,
     report: Path | None,
 ) -> dict[str, Any]:
+    from bier.data import load_for
     from bier.data.part import ALL
     from bier.distributed import rank
-    from bier.evaluate.dataset import assess, assess_classifier
+    from bier.evaluate.dataset import assess, assess_classifier, data_settings
     from bier.models.model import load
 
     model = load(run)
-    dataset, settings, own = _dataset(run, data, root, size)
+    settings, own = data_settings(run, data, root, size)
+    dataset = load_for(settings)
     if part is None and not own and dataset.divided:
         part = ALL
     root = root or (Path(settings.root) if settings.root else None)
@@ -129,49 +128,17 @@ def _measure(
     return done.to_dict()
 
 
-def _dataset(run: Path, data: str | None, root: Path | None, size: str) -> "tuple[Dataset, DataConfig, bool]":
-    """What to measure on, how its images are read, and whether it is the data that the run was trained on."""
-    from bier import data as datasets
-    from bier.config import Config, DataConfig
-    from bier.training.setup import load_data
-
-    file = run / "config.toml"
-    config = Config.from_toml(file) if file.is_file() else None
-    if data is not None and (config is None or not _same_data(config.data, data, root)):
-        return datasets.load(data, root, size=size), DataConfig(name=data), False
-    if config is None:
-        raise ConfigError(f"{run} is a model without a run's config.toml; say what to measure it on with --data.")
-    if root is not None:
-        config = config.with_settings({"data.root": str(root)})
-    return load_data(config), config.data, True
-
-
-def _same_data(trained_on: "DataConfig", data: str, root: Path | None) -> bool:
-    """Whether --data and --root name a user's own data that the run was trained on and has divided."""
-    if trained_on.name != data or data not in ("folder", "table", "features") or root is None:
-        return False
-    return Path(trained_on.root).expanduser().resolve() == root.expanduser().resolve()
-
-
 def _from_file(path: Path) -> "EnsembleResult":
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     from bier.evaluate.ensemble import evaluate_ensemble
+    from bier.search import read_embeddings
 
-    beside = path.with_suffix(".json")
-    if not path.is_file() or not beside.is_file():
-        raise DataError(
-            f"Embeddings are a .safetensors file with a .json beside it, as `bier embed` writes. Got {path}."
-        )
-    try:
-        raw, about = load_file(path)["raw"], json.loads(beside.read_text())
-        groups, labels, weighting = about["groups"], about.get("labels"), about["weighting"]
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} and {beside} are damaged or not of `bier embed`: {error!r}.") from error
-    if not labels or any(label is None for label in labels):
-        raise DataError(f"{beside} has no label for some images, so there is nothing to measure recall by.")
-    return evaluate_ensemble(raw, groups, labels, (1, 2, 4, 8, 16, 32), weighting=weighting)
+    known = read_embeddings(path, raw=True)
+    if known.labels is None or None in known.labels:
+        raise DataError(f"{path} has no label for some images, so that recall cannot be measured.")
+    assert known.raw is not None
+    assert known.weighting is not None
+    labels = [str(label) for label in known.labels]
+    return evaluate_ensemble(known.raw, known.groups, labels, (1, 2, 4, 8, 16, 32), weighting=known.weighting)
 
 
 def _write(
