@@ -18,7 +18,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.progress import Progress, Task
+    from rich.progress import Progress, Task, TaskID
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
 NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
@@ -191,6 +191,16 @@ def progress_bar() -> Iterator["Progress"]:
         else:
             with _plain_lines(bar):
                 yield bar
+
+
+@contextmanager
+def step(bar: "Progress", what: str) -> Iterator["TaskID"]:
+    """A part of the work, shown while it lasts; its task is there to be updated."""
+    task = bar.add_task(what, total=None, status="")
+    try:
+        yield task
+    finally:
+        bar.remove_task(task)
 
 
 @contextmanager
