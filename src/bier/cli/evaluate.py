@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bier.cli.terminal import Cache, Json, Root, Size, SkipBroken, console, emit, progress_bar, say, table_of_numbers
+from bier.cli.terminal import (
+    Cache,
+    Json,
+    Root,
+    Size,
+    SkipBroken,
+    console,
+    emit,
+    progress_bar,
+    say,
+    step,
+    table_of_numbers,
+)
 from bier.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -67,13 +79,14 @@ def evaluate(
     if report is not None and len(runs or []) > 1:
         raise ConfigError("--report goes with one run or model at a time.")
     if embeddings is not None:
-        from bier.data.part import ALL
-        from bier.evaluate.dataset import Measured
+        with progress_bar() as bar, step(bar, f"measuring {embeddings}"):
+            from bier.data.part import ALL
+            from bier.evaluate.dataset import Measured
 
-        result = _from_file(embeddings)
-        measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
-        if report is not None:
-            _write(report, result, measured, str(embeddings))
+            result = _from_file(embeddings)
+            measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
+            if report is not None:
+                _write(report, result, measured, str(embeddings))
         _show({str(embeddings): {**result.to_dict(), "measured": measured.to_dict()}}, as_json)
         return
     from bier.distributed import process_group, rank
@@ -99,32 +112,33 @@ def _measure(
     skip_broken: bool,
     report: Path | None,
 ) -> dict[str, Any]:
-    from bier.data import load_for
-    from bier.data.part import ALL
-    from bier.distributed import rank
-    from bier.evaluate.dataset import assess, assess_classifier, data_settings
-    from bier.models.model import load
-
-    model = load(run)
-    settings, own = data_settings(run, data, root, size)
-    dataset = load_for(settings)
-    if part is None and not own and dataset.divided:
-        part = ALL
-    root = root or (Path(settings.root) if settings.root else None)
-    cache = cache or (Path(settings.cache) if settings.cache else None)
-    skip_broken = skip_broken or settings.skip_broken
     with progress_bar() as bar:
-        task = bar.add_task(f"embedding for {run}", total=None, status="")
+        from bier.data import load_for
+        from bier.data.part import ALL
+        from bier.distributed import rank
+        from bier.evaluate.dataset import assess, assess_classifier, data_settings
+        from bier.models.model import load
 
-        def follow(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        model = load(run)
+        settings, own = data_settings(run, data, root, size)
+        dataset = load_for(settings)
+        if part is None and not own and dataset.divided:
+            part = ALL
+        root = root or (Path(settings.root) if settings.root else None)
+        cache = cache or (Path(settings.cache) if settings.cache else None)
+        skip_broken = skip_broken or settings.skip_broken
+        with step(bar, f"embedding for {run}") as task:
 
-        if dataset.protocol == "accuracy":
-            return assess_classifier(run, model, dataset, part or "test", follow)
-        done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
-    done = replace(done, measured=replace(done.measured, root=str(root or "")))
-    if report is not None and rank() == 0:
-        _write(report, done.result, done.measured, str(run), run, done)
+            def follow(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            if dataset.protocol == "accuracy":
+                return assess_classifier(run, model, dataset, part or "test", follow)
+            done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
+        done = replace(done, measured=replace(done.measured, root=str(root or "")))
+        if report is not None and rank() == 0:
+            with step(bar, "writing the report"):
+                _write(report, done.result, done.measured, str(run), run, done)
     return done.to_dict()
 
 

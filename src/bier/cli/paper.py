@@ -112,17 +112,17 @@ def run(
     bier paper run auxiliary --root data --budget full --weights bvlc_googlenet.caffemodel
     """
     from bier.paper.budgets import budget_of
-    from bier.paper.runner import Places
-    from bier.paper.runner import run as run_all
-    from bier.paper.tiny import draw_tiny_data
 
     chosen = budget_of(budget)
     experiments = [_only(one, row) for one in _experiments(names)]
-    if root is None:
-        if chosen.name != "smoke":
-            raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
-        root = draw_tiny_data(out / "tiny-data")
+    if root is None and chosen.name != "smoke":
+        raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
     with progress_bar() as bar:
+        from bier.paper.runner import Places
+        from bier.paper.runner import run as run_all
+        from bier.paper.tiny import draw_tiny_data
+
+        root = root or draw_tiny_data(out / "tiny-data")
         watch = Bars(bar)
         try:
             outcome = run_all(experiments, chosen, Places(root, out, weights), watch, seeds)

@@ -194,6 +194,16 @@ def progress_bar() -> Iterator["Progress"]:
 
 
 @contextmanager
+def step(bar: "Progress", what: str) -> Iterator["TaskID"]:
+    """A part of the work, shown while it lasts; its task is there to be updated."""
+    task = bar.add_task(what, total=None, status="")
+    try:
+        yield task
+    finally:
+        bar.remove_task(task)
+
+
+@contextmanager
 def _plain_lines(bar: "Progress") -> Iterator[None]:
     """Print where the work stands at regular times, from a thread, so that a step that reports nothing shows too."""
     ended = threading.Event()
