@@ -89,7 +89,7 @@ _GOOGLENET = {
     "train.schedule": "cosine",
     "train.checkpoint_every": 100,
     "train.keep_checkpoints": 1,
-    "train.validate_every": 100,
+    "train.validate_every": 50,
 }
 _CIFAR10 = {
     "train.steps": 24_000,
