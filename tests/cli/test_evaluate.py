@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,11 +94,45 @@ def test_a_model_on_a_folder(cli: Cli, pictures: Path, tmp_path: Path) -> None:
     arguments = ["--data", "folder", "--root", pictures, "--report", tmp_path / "report", "--json"]
     code, out, said = cli("evaluate", tmp_path / "model", *arguments)
     assert code == 0, said
-    assert json.loads(out)["queries"] == 32
-    assert (tmp_path / "report" / "index.html").is_file()
+    result = json.loads(out)
+    assert result["queries"] == 64
+    assert result["measured"] == {"data": "folder", "part": "all", "classes": 8, "images": 64, "root": str(pictures)}
+    about = f"folder {pictures}, whole: 64 images of 8 classes"
+    assert about in (tmp_path / "report" / "index.html").read_text()
     code, out, said = cli("evaluate", tmp_path / "model", "--json")
     assert (code, out, len(said.splitlines())) == (2, "", 1)
     assert "--data" in said
+
+
+def test_data_of_the_run_is_measured_on_its_test_part_and_other_data_whole(
+    cli: Cli, runs: Path, features_file: Path, tmp_path: Path
+) -> None:
+    def measured(*arguments: Any) -> dict[str, Any]:
+        code, out, said = cli("evaluate", runs / "a-bier", "--json", "--no-report", *arguments)
+        assert code == 0, said
+        found: dict[str, Any] = json.loads(out)
+        assert found["measured"]["images"] == found["queries"]
+        return found["measured"]
+
+    own = {"data": "features", "part": "test", "classes": 6, "images": 72, "root": str(features_file)}
+    assert measured() == own
+    assert measured("--data", "features", "--root", features_file) == own
+    other = tmp_path / features_file.name
+    other.write_bytes(features_file.read_bytes())
+    whole = {"data": "features", "part": "all", "classes": 12, "images": 144, "root": str(other)}
+    assert measured("--data", "features", "--root", other) == whole
+    assert measured("--part", "all") == whole | {"root": str(features_file)}
+    half = measured("--data", "features", "--root", other, "--part", "test")
+    assert half == whole | {"part": "test", "classes": 6, "images": 72}
+
+
+def test_tables_say_what_was_measured(cli: Cli, runs: Path, features_file: Path, tmp_path: Path) -> None:
+    words = f"features {features_file}, test part: 72 images of 6 classes"
+    for arguments in ([runs / "a-bier"], [runs / "baseline", runs / "a-bier"]):
+        code, _, said = cli("evaluate", *arguments)
+        assert code == 0, said
+        assert words.replace(" ", "") in "".join(said.split())  # the terminal wraps it
+    assert words in (runs / "a-bier" / "report" / "index.html").read_text()
 
 
 def test_saved_embeddings(cli: Cli, tmp_path: Path) -> None:
@@ -112,6 +147,7 @@ def test_saved_embeddings(cli: Cli, tmp_path: Path) -> None:
     assert code == 0, said
     result = json.loads(out)
     assert result["groups"] == [2, 4]
+    assert result["measured"] == {"data": str(file), "part": "all", "classes": 5, "images": 20}
     assert result["recall"]["ensemble"]["1"] > 90
     assert (tmp_path / "report" / "index.html").is_file()
 
@@ -173,6 +209,7 @@ def test_classification(cli: Cli, tmp_path: Path) -> None:
     result = json.loads(out)
     assert result["accuracy"].keys() == {"ensemble", "learner-1", "learner-2", "prefix-2"}
     assert result["images"] == 40
+    assert result["measured"] == {"data": "cifar10", "part": "test", "classes": 10, "images": 40}
     code, _, said = cli("evaluate", tmp_path / "run", tmp_path / "run")
     assert code == 0
     assert "accuracy" in said

@@ -23,7 +23,7 @@ def test_list(cli: Cli) -> None:
     assert code == 0
     listed = json.loads(out)
     assert list(listed["experiments"]) == list(EXPERIMENTS)
-    assert listed["all"]["small"] < sum(one["runs"]["small"] for one in listed["experiments"].values())
+    assert listed["all"]["main"] < sum(one["runs"]["main"] for one in listed["experiments"].values())
     code, out, said = cli("paper", "list")
     assert (code, out) == (0, "")
     assert "embedding-size" in said
@@ -36,19 +36,20 @@ def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
     assert code == 0, said
     result = json.loads(out)
     assert list(result["missing"]) == ["cars", "cars-cropped", "sop", "inshop", "vehicleid"]
-    assert len(result["made"]) == len(list((out_folder / "results").iterdir()))
+    lines = [line for path in out_folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert len(result["made"]) == len(lines)
     for name, one in result["experiments"].items():
         assert one["complete"], name
         assert all(Path(path).is_file() for path in one["files"])
         assert "Budget smoke" in (out_folder / "tables" / f"{name}-smoke.md").read_text()
-    assert len(result["experiments"]["datasets"]["rows"]) == 6
+    assert len(result["experiments"]["datasets"]["rows"]) == 8
     assert len(result["experiments"]["pictures"]["files"]) > 2
-    for name in ("groups", "embedding-size", "lambda"):
+    for name in ("groups", "embedding-size", "lambda", "summary"):
         assert (out_folder / "tables" / f"{name}-smoke.png").is_file()
 
     code, out, said = cli("paper", "run", "summary", "--budget", "smoke", "--out", out_folder)
     assert (code, out) == (0, "")
-    assert "0 run(s) made, 6 were already there." in said
+    assert "0 run(s) made, 16 were already there." in said
     code, out, _ = cli("paper", "show", "cifar10", "--out", out_folder, "--json")
     shown = json.loads(out)["experiments"]["cifar10"]
     assert shown == result["experiments"]["cifar10"]
@@ -58,8 +59,8 @@ def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["run", "strenght"], "Did you mean 'strength'?"),
-        (["run", "strength", "--budget", "tiny"], "must be one of smoke, small, deep, full"),
-        (["run", "strength"], "The budget 'small' needs --root"),
+        (["run", "strength", "--budget", "tiny"], "must be one of smoke, short, main, full"),
+        (["run", "strength"], "The budget 'main' needs --root"),
         (["run", "cifar10", "--root", "."], "'cifar10': There is no data_batch_1.bin"),
         (["show", "strength", "--out", "nowhere"], "There are no results of 'strength' in nowhere."),
     ],
@@ -77,7 +78,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = ["paper", "run", "strength", "--budget", "smoke", "--out", str(tmp_path / "out")]
     process = subprocess.Popen([sys.executable, "-m", "bier", *command], stderr=subprocess.PIPE, text=True, env=QUIET)
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "out").glob("results/*.json")) and time.monotonic() < deadline:
+    while not list((tmp_path / "out").glob("*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
     while process.poll() is None and time.monotonic() < deadline:
         process.send_signal(signal.SIGINT)  # again, should the first have come within the last step of a run
@@ -86,4 +87,4 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert f"Go on with: bier {' '.join(command)}" in said
-    assert 1 <= len(list((tmp_path / "out").glob("results/*.json"))) < 5
+    assert 1 <= len((tmp_path / "out" / "cub.jsonl").read_text().splitlines()) < 10

@@ -65,9 +65,22 @@ def test_a_part_that_does_not_fit_together_is_refused(
         Part(paths(2), np.array(labels), ("a", "b"), boxes)
 
 
+def test_all_parts_together() -> None:
+    boxes = np.arange(8, dtype=np.float32).reshape(2, 4)
+    train = Part(paths(3), np.array([0, 1, 0]), ("b", "c"))
+    test = Part((Path("x.jpg"), Path("y.jpg")), np.array([0, 2]), ("a", "unused", "b"), boxes)
+    everything = Dataset("mine", {"train": train, "test": test}, (1,))["all"]
+    assert everything.images == (*paths(3), Path("x.jpg"), Path("y.jpg"))
+    assert [everything.classes[label] for label in everything.labels] == ["b", "c", "b", "a", "b"]
+    assert everything.classes == ("a", "b", "c")
+    assert everything.boxes is not None
+    assert np.isnan(everything.boxes[:3]).all()
+    assert everything.boxes[3:].tolist() == boxes.tolist()
+
+
 def test_an_unknown_part_names_those_there_are() -> None:
     part = Part(paths(2), np.array([0, 0]), ("a", "unused"))
     dataset = Dataset("mine", {"train": part, "test": part}, (1,))
     assert dataset.counts() == {"train": {"images": 2, "classes": 1}, "test": {"images": 2, "classes": 1}}
-    with pytest.raises(DataError, match=r"train, test\. Got 'query'"):
+    with pytest.raises(DataError, match=r"train, test, all\. Got 'query'"):
         dataset["query"]

@@ -3,9 +3,9 @@
 import pytest
 
 from bier.errors import ConfigError
-from bier.paper.budgets import BUDGETS, DEEP, FULL, SMALL, SMOKE, budget_of, config_of
+from bier.paper.budgets import BUDGETS, FULL, MAIN, SHORT, SMOKE, Budget, budget_of, choices, config_of
 from bier.paper.experiments import EXPERIMENTS, Row, experiment
-from bier.paper.runner import plan, row_digest, searches
+from bier.paper.results import Job, plan
 
 ROWS = [(one.name, row) for one in EXPERIMENTS.values() for row in one.rows]
 
@@ -18,7 +18,7 @@ def named(name: str, label: str) -> Row:
 def test_every_experiment_is_there() -> None:
     assert list(EXPERIMENTS) == [
         *("strength", "losses", "groups", "embedding-size", "initialisation", "auxiliary", "lambda", "summary"),
-        *("length", "end-to-end", "datasets", "cifar10", "pictures", "peers", "tried"),
+        *("end-to-end", "datasets", "cifar10", "pictures", "peers", "tried"),
     ]
 
 
@@ -33,7 +33,7 @@ def test_every_experiment_is_there() -> None:
         ("initialisation", "Orthogonal", "recall", 54.58),
         ("auxiliary", "No auxiliary loss, ten times the rate", "recall", 52.3),
         ("lambda", "Adversarial Loss, lambda_div 0.001", "recall", 57.5),
-        ("summary", "Activation Loss initialisation", "recall", 53.73),
+        ("summary", "Activation Loss initialisation", "recall", 53.93),
         ("end-to-end", "Stagewise: features fixed", "recall", 52.0),
         ("datasets", "vehicleid large, A-BIER", "recall", 81.9),
         ("cifar10", "Quick-Wider, Adversarial BIER", "accuracy", 83.21),
@@ -49,13 +49,14 @@ def test_every_row_is_a_config(budget: object) -> None:
     for name, row in ROWS:
         config = config_of(row, budget, seed=3)  # type: ignore[arg-type]
         assert config.seed == 3
-        assert config.data.validation == (0.5 if name == "tried" else 0)
+        assert config.data.validation == (0.4 if name == "tried" else 0)
+        assert config.data.validation_order == ("last" if name == "tried" else "random")
 
 
-@pytest.mark.parametrize("budget", [SMALL, FULL], ids=["small", "full"])
-def test_tables_share_their_runs(budget: object) -> None:
+@pytest.mark.parametrize("budget", [MAIN, FULL], ids=["main", "full"])
+def test_tables_share_their_runs(budget: Budget) -> None:
     def key(name: str, label: str) -> str:
-        return row_digest(named(name, label), budget)  # type: ignore[arg-type]
+        return Job(named(name, label), budget, 0).key
 
     baseline = key("strength", "Baseline-512")
     for name, label in [("losses", "Binomial-Deviance-512"), ("groups", "Baseline-512"), ("summary", "Baseline")]:
@@ -68,25 +69,28 @@ def test_tables_share_their_runs(budget: object) -> None:
     assert len({baseline, bier, key("peers", "Triplet (peer)"), key("losses", "Triplet-512")}) == 4
     assert key("auxiliary", "No auxiliary loss, ten times the rate") != bier
     partial = key("end-to-end", "All layers, BIER") != bier
-    assert partial == (budget is SMALL)  # the paper's own setting trains all layers anyway
-
-
-def test_length_is_in_steps_of_the_budget() -> None:
-    assert [config_of(row, DEEP).train.steps for row in experiment("length").rows] == [300, 600, 1200] * 2
-    once, twice = named("length", "A-BIER, 1 x the steps"), named("length", "A-BIER, 2 x the steps")
-    assert row_digest(once, DEEP) == row_digest(named("summary", "Boosting, auxiliary Adversarial Loss"), DEEP)
-    assert row_digest(twice, DEEP) != row_digest(once, DEEP)
-    assert [job.key for job in searches(twice, DEEP)] == [job.key for job in searches(once, DEEP)]
+    assert partial == (budget is MAIN)  # the paper's own setting trains all layers anyway
 
 
 def test_a_plan_has_each_run_once_and_its_needs_first() -> None:
-    jobs = plan(EXPERIMENTS.values(), SMALL, 2)
+    jobs = plan(EXPERIMENTS.values(), MAIN, 2)
     keys = [job.key for job in jobs]
-    assert len(keys) == len(set(keys)) < sum(len(plan([one], SMALL, 2)) for one in EXPERIMENTS.values())
+    assert len(keys) == len(set(keys)) < sum(len(plan([one], MAIN, 2)) for one in EXPERIMENTS.values())
     for place, job in enumerate(jobs):
-        assert {search.key for search in job.searches} <= set(keys[:place])
-        if job.row.features_of:
-            assert f"{row_digest(job.row.features_of, SMALL)}-{job.seed}" in keys[:place]
+        assert {need.key for need in job.needs} <= set(keys[:place])
+    untrained = [(job.row.data, job.row.network, job.seed) for job in jobs if job.row.untrained]
+    assert untrained[:2] == [("cub", "", 0), ("cub", "lite", 0)]
+    assert len(untrained) == len(set(untrained)) + 1 == 9  # on classes held out too
+
+
+def test_the_default_backbone_is_a_block_of_the_main_table() -> None:
+    googlenet, lite = (
+        config_of(named("summary", label), MAIN) for label in ("Baseline", "EfficientNet-Lite0, baseline")
+    )
+    assert (googlenet.model.backbone, googlenet.model.trainable_from) == ("googlenet-bvlc", "inception_4a")
+    assert (lite.model.backbone, lite.model.trainable_from) == ("efficientnet_lite0", "blocks.3")
+    assert googlenet.train == lite.train
+    assert config_of(named("summary", "Baseline"), SHORT).model.trainable_from == "inception_4c"
 
 
 def test_the_paper_s_own_setting() -> None:
@@ -99,15 +103,21 @@ def test_the_paper_s_own_setting() -> None:
 NAMES = ("No auxiliary loss (BIER)", "Adversarial Loss (A-BIER)")
 
 
-def test_a_search_holds_out_training_classes() -> None:
+def test_a_search_holds_out_the_last_training_classes() -> None:
     row = named("strength", "Baseline-512")
-    config = config_of(row, SMALL, rate=6e-5, search=True)
-    assert (config.data.validation, config.train.steps, config.train.learning_rate) == (0.2, 100, 6e-5)
+    searches = Job(row, MAIN, 2).searches
+    assert [job.choice for job in searches] == list(choices(row, MAIN))
+    assert [job.seed for job in searches] == [0] * len(searches)
+    config = config_of(row, MAIN, choice=searches[0].choice, search=True)
+    assert (config.data.validation, config.data.validation_order) == (0.4, "last")
+    assert config.train.steps == config_of(row, MAIN).train.steps  # so that it chooses the length too
+    assert config.train.learning_rate == searches[0].choice["train.learning_rate"]  # type: ignore[index]
     assert config_of(row, SMOKE).model.embedding == 64
+    assert Job(named("summary", "GoogLeNet, not trained"), MAIN, 0).searches == []
 
 
 def test_names_that_there_are_not() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'strength'"):
         experiment("strenght")
-    with pytest.raises(ConfigError, match=r"smoke, small, deep, full\. Got 'smal' instead\. Did you mean 'small'"):
-        budget_of("smal")
+    with pytest.raises(ConfigError, match=r"smoke, short, main, full\. Got 'mian' instead\. Did you mean 'main'"):
+        budget_of("mian")

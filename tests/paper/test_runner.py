@@ -14,9 +14,8 @@ from filelock import FileLock
 from bier.config import Config
 from bier.errors import ConfigError, DataError
 from bier.paper import runner
-from bier.paper.budgets import SMOKE
+from bier.paper.budgets import MAIN, SMOKE
 from bier.paper.experiments import Experiment, experiment
-from bier.paper.runner import Job, Places, peer, plan, run
 from bier.paper.tiny import draw_tiny_data
 from bier.training import train
 
@@ -47,6 +46,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_tiny_data(tmp_path_factory.mktemp("tiny"))
 
 
+def lines(out: Path, kind: str = "final", data: str = "cub") -> list[dict[str, Any]]:
+    """The results of one kind, by seed."""
+    found = [json.loads(line) for line in (out / f"{data}.jsonl").read_text().splitlines()]
+    return sorted((one for one in found if one["kind"] == kind), key=lambda one: int(one["seed"]))
+
+
 def only(name: str, *labels: str) -> Experiment:
     one = experiment(name)
     return replace(one, rows=tuple(row for row in one.rows if row.label in labels))
@@ -56,7 +61,7 @@ def test_what_is_done_stays_done(root: Path, tmp_path: Path) -> None:
     places, watch = Places(root, tmp_path), Watch()
     first = run([only("summary", "Baseline")], SMOKE, places, watch)
     assert (len(first.made), first.found) == (1, [])
-    result = json.loads((tmp_path / "results" / f"{first.made[0]}.json").read_text())
+    (result,) = lines(tmp_path)
     assert {"settings", "recall", "feature_correlation", "seconds", "versions", "date"} <= set(result)
     assert (result["budget"], result["seed"], result["images"]) == ("smoke", 0, {"train": 48, "test": 48})
     assert str(root) not in json.dumps(result)
@@ -64,7 +69,7 @@ def test_what_is_done_stays_done(root: Path, tmp_path: Path) -> None:
 
     again = run([only("losses", "Binomial-Deviance-512")], SMOKE, places, Watch(), seeds=2)
     assert again.found == first.made
-    assert [key.removesuffix("-1") for key in again.made] == [first.made[0].removesuffix("-0")]
+    assert [one["seed"] for one in lines(tmp_path)] == [0, 1]
 
 
 def test_a_stopped_run_goes_on(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,59 +87,79 @@ def test_a_stopped_run_goes_on(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert not stopped.made
     done = run([only("summary", "Baseline")], SMOKE, places, Watch())
     assert done.made == whole.made
-    one, other = (
-        json.loads((tmp_path / name / "results" / f"{done.made[0]}.json").read_text()) for name in ("whole", "parts")
-    )
+    ((one,), (other,)) = (lines(tmp_path / name) for name in ("whole", "parts"))
     assert (one["recall"], one["feature_correlation"]) == (other["recall"], other["feature_correlation"])
     assert (one["resumed"], other["resumed"]) == (False, True)
 
 
-def test_the_rate_is_chosen_on_validation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = replace(SMOKE, grid={"retrieval": (1e-4, 1e-3, 1e-2)})
+def test_rate_and_length_are_chosen_on_validation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = tuple({"train.learning_rate": rate} for rate in (1e-4, 1e-3, 1e-2))
+    budget = replace(SMOKE, grid={"retrieval": grid})
     reached = {1e-4: 10.0, 1e-3: 30.0, 1e-2: 30.0}
+    kept: list[list[int]] = []
 
     def train_and_claim(config: Config, *rest: Any, **more: Any) -> Any:
+        kept.append(list(more["snapshots"]))
         done = train(config, *rest, **more)
-        return done._replace(best_validation=reached[config.train.learning_rate]) if config.data.validation else done
+        claimed = reached[config.train.learning_rate] if config.data.validation else None
+        return done._replace(best_validation=claimed, best_step=2) if claimed else done
 
     monkeypatch.setattr(runner, "train", train_and_claim)
     watch = Watch()
     rows = ("No auxiliary loss (BIER)", "No auxiliary loss, ten times the rate")
-    outcome = run([only("auxiliary", *rows)], budget, Places(root, tmp_path), watch)
-    assert [config.train.learning_rate for config in watch.configs] == [1e-4, 1e-3, 1e-2, 1e-3, 1e-2]
+    run([only("auxiliary", *rows)], budget, Places(root, tmp_path), watch)
+    assert [config.train.learning_rate for config in watch.configs] == pytest.approx([1e-4, 1e-3, 1e-2, 1e-3, 1e-2])
     assert [config.data.validation for config in watch.configs] == [0.25, 0.25, 0.25, 0.0, 0.0]
-    result = json.loads((tmp_path / "results" / f"{outcome.made[3]}.json").read_text())
-    assert result["learning_rate"] == 1e-3
-    assert result["searched"] == [{"learning_rate": rate, "validation": value} for rate, value in reached.items()]
-    assert not (tmp_path / "runs" / outcome.made[0]).exists()
+    assert kept == [[], [], [], [2], [2]]
+    searched = lines(tmp_path, "search")
+    assert {one["choice"]["train.learning_rate"]: one["validation"] for one in searched} == reached
+    assert [[step for step, *_ in one["curve"]] for one in searched] == [[1, 2, 3]] * 3
+    for final in lines(tmp_path):
+        assert final["choice"] == {"train.learning_rate": 1e-3}  # the first of equals
+        assert final["best"]["step"] == 2
+        assert set(final["best"]["recall"]) == set(final["recall"])
+    assert {one["settings"]["train.learning_rate"] for one in lines(tmp_path)} == {1e-3, 1e-2}
+    again = run([only("auxiliary", *rows)], budget, Places(root, tmp_path), Watch())
+    assert again.made == []
+
+
+def test_an_untrained_network_is_measured_once(root: Path, tmp_path: Path) -> None:
+    places = Places(root, tmp_path)
+    outcome = run([only("summary", "GoogLeNet, not trained")], SMOKE, places, Watch(), seeds=3)
+    assert len(outcome.made) == 1
+    (result,) = lines(tmp_path, "untrained")
+    assert (result["method"], result["queries"], len(result["groups"])) == ("untrained", 48, 1)
+    assert run([only("strength", "GoogLeNet, not trained")], SMOKE, places, Watch()).made == []
+
+
+def test_googlenet_needs_its_weights(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"There are no weights of GoogLeNet at .*bvlc_googlenet\.caffemodel"):
+        run([only("summary", "GoogLeNet, not trained")], MAIN, Places(root, tmp_path), Watch())
 
 
 def test_what_was_tried_is_measured_on_held_out_training_classes(root: Path, tmp_path: Path) -> None:
     watch = Watch()
-    budget = replace(SMOKE, grid={"retrieval": (1e-4, 1e-3)})
-    outcome = run([only("tried", "Baseline, SGD at 1e-2")], budget, Places(root, tmp_path), watch)
-    (config,) = watch.configs  # a row with a rate of its own is not searched for one
-    assert (config.train.learning_rate, config.train.optimizer, config.data.validation) == (1e-2, "sgd", 0.5)
-    result = json.loads((tmp_path / "results" / f"{outcome.made[0]}.json").read_text())
-    assert (result["images"]["train"], result["queries"]) == (48, 24)
+    run([only("tried", "Baseline, 6 classes x 5 images")], SMOKE, Places(root, tmp_path), watch)
+    config = watch.configs[-1]
+    assert (config.train.batch_classes, config.data.validation, config.data.validation_order) == (6, 0.4, "last")
+    (result,) = lines(tmp_path)
+    assert (result["images"]["train"], result["queries"]) == (48, 18)
 
 
 def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Path) -> None:
     watch = Watch()
     outcome = run([only("end-to-end", "Stagewise: features fixed")], SMOKE, Places(root, tmp_path), watch)
-    assert [label for _, _, label in watch.begun] == [
-        "cub: Baseline-512, seed 0",
-        "cub: Stagewise: features fixed, seed 0",
-    ]
-    assert watch.configs[1].model.backbone == "features"
-    result = json.loads((tmp_path / "results" / f"{outcome.made[1]}.json").read_text())
+    labels = [label for _, _, label in watch.begun if "trying" not in label]
+    assert labels == ["cub: Baseline-512, seed 0", "cub: Stagewise: features fixed, seed 0"]
+    assert watch.configs[-1].model.backbone == "features"
+    (result,) = [one for one in lines(tmp_path) if one["features_of"]]
     assert (result["queries"], result["groups"]) == (48, [12, 20, 32])
 
 
 def test_missing_data_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'cub': There is no images\.txt"):
         run([experiment("strength")], SMOKE, Places(tmp_path, tmp_path / "out"), Watch())
-    datasets = replace(experiment("datasets"), rows=experiment("datasets").rows[::9])  # cub, cars-cropped, vehicleid
+    datasets = replace(experiment("datasets"), rows=experiment("datasets").rows[1::12])  # cub, cars-cropped, vehicleid
     watch = Watch()
     outcome = run([datasets], SMOKE, Places(root, tmp_path / "out"), watch)
     assert watch.lacking == list(outcome.missing) == ["cars-cropped", "vehicleid"]
@@ -151,8 +176,8 @@ def test_classification_that_was_done_is_not_done_again(root: Path, tmp_path: Pa
 
 def test_results_of_other_data_are_refused(root: Path, tmp_path: Path) -> None:
     places = Places(root, tmp_path)
-    made = run([only("summary", "Baseline")], SMOKE, places, Watch()).made
-    path = tmp_path / "results" / f"{made[0]}.json"
+    run([only("summary", "Baseline")], SMOKE, places, Watch())
+    path = tmp_path / "cub.jsonl"
     path.write_text(path.read_text().replace('"train": 48', '"train": 5864'))
     with pytest.raises(ConfigError, match="measured on other data"):
         run([only("summary", "Baseline")], SMOKE, places, Watch())
@@ -202,8 +227,7 @@ def test_a_result_of_another_process_is_found(root: Path, tmp_path: Path, monkey
     lock.acquire()
 
     def finish_elsewhere(seconds: float) -> None:
-        (tmp_path / "mine" / "results").mkdir()
-        shutil.copy(tmp_path / "other" / "results" / f"{key}.json", tmp_path / "mine" / "results")
+        shutil.copy(tmp_path / "other" / "cub.jsonl", tmp_path / "mine")
         lock.release()
 
     monkeypatch.setattr(runner.time, "sleep", finish_elsewhere)

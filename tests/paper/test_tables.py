@@ -8,23 +8,27 @@ import pytest
 from PIL import Image
 
 from bier.errors import DataError
-from bier.paper.budgets import FULL, SMALL
+from bier.paper.budgets import FULL, MAIN
 from bier.paper.experiments import Row, experiment
-from bier.paper.results import Results
-from bier.paper.runner import row_digest
-from bier.paper.tables import table_of, write_plot, write_table
+from bier.paper.results import Job, Results
+from bier.paper.tables import refresh, table_of, write_plot, write_table
 
 
-def put(out: Path, row: Row, seed: int, recall: float, **more: Any) -> None:
+def put(out: Path, row: Row, seed: int, reached: float, **more: Any) -> None:
     count = len(row.groups)
-    found = {name: {"1": recall} for name in ("ensemble", *(f"learner-{m + 1}" for m in range(count)))}
+    found = {name: {"1": reached} for name in ("ensemble", *(f"learner-{m + 1}" for m in range(count)))}
     for m in range(count):
-        found[f"learner-{m + 1}"] = {"1": recall - count + m}
-    Results(out).write(
+        found[f"learner-{m + 1}"] = {"1": reached - count + m}
+    results, job = Results(out), Job(row, MAIN, seed)
+    for number, search in enumerate(job.searches):
+        value = {"validation": 60.0 - number, "best_step": 300, "choice": search.choice}
+        results.add({**search.identity(search.choice), "label": row.label, "data": row.data, "seed": 0, **value})
+    results.add(
         {
-            "key": f"{row_digest(row, SMALL)}-{seed}",
+            **job.identity(results.chosen(job)),
+            "label": row.label,
+            "data": row.data,
             "seed": seed,
-            "learning_rate": 3e-5,
             "groups": list(row.groups),
             "recall": found,
             "feature_correlation": 0.1,
@@ -37,35 +41,35 @@ def put(out: Path, row: Row, seed: int, recall: float, **more: Any) -> None:
 def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
     strength = experiment("strength")
     for seed, recall in enumerate((50.0, 51.0, 54.0)):
-        put(tmp_path, strength.rows[0], seed, recall)
+        put(tmp_path, strength.rows[1], seed, recall)
     put(tmp_path, strength.rows[-1], 0, 56.0)
-    table = table_of(strength, SMALL, Results(tmp_path))
+    table = table_of(strength, MAIN, Results(tmp_path))
     assert [line.label for line in table.lines if line.learner] == ["96", "160", "256"]
-    assert table.cells(table.lines[0]) == [
-        *("Baseline-512", "-", "-", "0.1000 ± 0.0000", "0.1530", "51.67 ± 2.08", "51.76", "3e-05", "3"),
+    assert table.cells(table.lines[1]) == [
+        *("Baseline-512", "-", "-", "0.1000 ± 0.0000", "0.1530", "51.67 ± 2.08", "51.76", "5e-05", "3"),
     ]
-    assert table.cells(table.lines[1])[1:] == ["-", "0.8362", "-", "0.1005", "-", "53.73", "-", "0"]
+    assert table.cells(table.lines[2])[1:] == ["-", "0.8362", "-", "0.1005", "-", "53.73", "-", "0"]
     assert table.cells(table.lines[-1])[5:7] == ["55.00", "54.09"]
     assert table.seeds == "1 to 3"
     assert not table.complete
     text = write_table(table, tmp_path).read_text()
-    assert "Budget small (EfficientNet-Lite0" in text
-    assert "1 to 3 seed(s); 3 row(s) not run yet." in text
-    assert "| BIER-96-160-256 | 0.7000 | 0.7768 | 0.1000 | 0.0934 | 56.00 | 55.33 | 3e-05 | 1 |" in text
+    assert "Budget main (GoogLeNet" in text
+    assert "1 to 3 seed(s); 4 row(s) not run yet." in text
+    assert "| BIER-96-160-256 | 0.7000 | 0.7768 | 0.1000 | 0.0934 | 56.00 | 55.33 | 5e-05 | 1 |" in text
     json.dumps(table.to_dict(), allow_nan=False)
 
 
 def test_the_note_of_classification_speaks_of_its_own_work(tmp_path: Path) -> None:
     cifar10 = experiment("cifar10")
-    small, full = (table_of(cifar10, budget, Results(tmp_path)).note for budget in (SMALL, FULL))
-    assert "Budget small (1,800 steps of 60 images, 300 training images of each class), 0 seed(s)" in small
+    main, full = (table_of(cifar10, budget, Results(tmp_path)).note for budget in (MAIN, FULL))
+    assert "Budget main (24,000 steps of 100 images, all images), 0 seed(s)" in main
     assert "Budget full (20,000 steps of 100 images, all images)" in full
 
 
 def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> None:
     groups = experiment("groups")
     put(tmp_path, groups.rows[1], 0, 50.0)
-    line = table_of(groups, SMALL, Results(tmp_path)).lines[1]
+    line = table_of(groups, MAIN, Results(tmp_path)).lines[1]
     assert line.ours["mean_learner"].mean == pytest.approx((48 + 49) / 2)
 
     datasets = experiment("datasets")
@@ -80,7 +84,7 @@ def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> 
         for size, recall in (("small", 80.0), ("medium", 70.0), ("large", 60.0))
     }
     put(tmp_path, vehicles, 0, 80.0, sizes=sizes)
-    lines = table_of(datasets, SMALL, Results(tmp_path)).lines
+    lines = table_of(datasets, MAIN, Results(tmp_path)).lines
     assert {line.label: line.ours["recall"].mean for line in lines} == {
         "vehicleid small, BIER": 80.0,
         "vehicleid medium, BIER": 70.0,
@@ -91,23 +95,69 @@ def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["lambda", "embedding-size"])
 def test_figures(tmp_path: Path, name: str) -> None:
     one = experiment(name)
-    assert write_plot(table_of(one, SMALL, Results(tmp_path)), tmp_path) is None
+    assert write_plot(table_of(one, MAIN, Results(tmp_path)), tmp_path) is None
     for number, row in enumerate(one.rows):
         put(tmp_path, row, 0, 50.0 + number)
-    path = write_plot(table_of(one, SMALL, Results(tmp_path)), tmp_path)
-    assert path == tmp_path / "tables" / f"{name}-small.png"
+    path = write_plot(table_of(one, MAIN, Results(tmp_path)), tmp_path)
+    assert path == tmp_path / "tables" / f"{name}-main.png"
     with Image.open(path) as image:
         assert image.size[0] > 800
-    assert {line.row.series for line in table_of(one, SMALL, Results(tmp_path)).lines} in (
+    assert {line.row.series for line in table_of(one, MAIN, Results(tmp_path)).lines} in (
         {"384 dimensions", "512 dimensions", "1024 dimensions"},
         {"Activation Loss", "Adversarial Loss"},
     )
 
 
+def test_bars_of_the_main_table_and_both_lengths(tmp_path: Path) -> None:
+    summary = experiment("summary")
+    everything = {str(k): 40.0 + k for k in (1, 2, 4, 8, 16, 32)}
+    best = {"step": 300, "recall": {"ensemble": {"1": 44.0}}}
+    put(tmp_path, summary.rows[0], 0, 41.9, recall={"ensemble": everything}, groups=[1024])
+    put(tmp_path, summary.rows[1], 0, 50.0, recall={"ensemble": everything}, best=best)
+    table = table_of(summary, MAIN, Results(tmp_path))
+    head, untrained, baseline = table.head, *(table.cells(line) for line in table.lines[:2])
+    assert untrained[head.index("R@32")] == "72.00"
+    assert untrained[-2:] == ["-", "1"]
+    assert baseline[head.index("R@1 at best length")] == "44.00"
+    assert baseline[head.index("best length")] == "300"
+    assert untrained[head.index("best length")] == "-"
+    path = write_plot(table, tmp_path)
+    assert path is not None
+    with Image.open(path) as image:
+        assert image.size[0] > 800
+
+
+def test_a_page_takes_its_tables(tmp_path: Path) -> None:
+    table = table_of(experiment("strength"), MAIN, Results(tmp_path))
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n<!-- table strength-main -->\nold\n<!-- end -->\n\nafter\n")
+    assert refresh(page, [table, table_of(experiment("losses"), MAIN, Results(tmp_path))]) == ["strength-main"]
+    text = page.read_text()
+    assert "old" not in text
+    assert table.rows() in text
+    assert text.startswith("before\n\n<!-- table strength-main -->\n")
+    assert text.endswith("<!-- end -->\n\nafter\n")
+    page.write_text("<!-- table strength-main -->\n")
+    with pytest.raises(DataError, match="must have <!-- end -->"):
+        refresh(page, [table])
+
+
+def test_a_new_setting_does_not_lose_old_results(tmp_path: Path) -> None:
+    row = experiment("strength").rows[1]
+    put(tmp_path, row, 0, 50.0)
+    path = Results(tmp_path).path("cub")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        del line["settings"]["model.bias"]  # as if it had been written before there was such a setting
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(Results(tmp_path).seeds(row, MAIN)) == 1
+    for line in lines:
+        line["settings"]["model.bias"] = True
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Results(tmp_path).seeds(row, MAIN) == []
+
+
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
-    row = experiment("strength").rows[0]
-    path = Results(tmp_path).path(f"{row_digest(row, SMALL)}-0")
-    path.parent.mkdir(parents=True)
-    path.write_text("{")
-    with pytest.raises(DataError, match="Remove it to run it again"):
-        table_of(experiment("strength"), SMALL, Results(tmp_path))
+    (tmp_path / "cub.jsonl").write_text("{")
+    with pytest.raises(DataError, match=r"cub\.jsonl must hold results of `bier paper run`"):
+        table_of(experiment("strength"), MAIN, Results(tmp_path))

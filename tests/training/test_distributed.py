@@ -78,7 +78,7 @@ def test_evaluate_gives_the_same_numbers(pictures: Path, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout))
     one, two = results
-    assert one["queries"] == two["queries"] == 32
+    assert one["queries"] == two["queries"] == 64
     for name, recalls in one["recall"].items():
         assert two["recall"][name] == pytest.approx(recalls, abs=1e-6)
     assert two["feature_correlation"] == pytest.approx(one["feature_correlation"], abs=1e-5)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from bier.errors import ConfigError, DataError, TrainingError
 from bier.method.equations import row_norm_deviation
 from bier.training import loop, resolve
 from bier.training.run_folder import complete, read_checkpoint, read_metrics
-from bier.training.setup import Workbench, build, load_data, solve_start
+from bier.training.setup import TrainingSetup, build, load_data, solve_start
 
 SMALL = {
     "model.embedding": 12,
@@ -113,11 +114,11 @@ def test_metrics_of_every_method(features_file: Path, tmp_path: Path, method: st
 def test_a_solved_start_has_rows_of_length_1(features_file: Path, tmp_path: Path, method: str, start: str) -> None:
     chosen = config(features_file, method, model__start=start)
     watch = Watch()
-    bench = build(chosen, tmp_path, watch.prepare)
-    drawn = bench.objective.ensemble.weight.detach().clone()
+    setup = build(chosen, tmp_path, watch.prepare)
+    drawn = setup.objective.ensemble.weight.detach().clone()
     assert row_norm_deviation(drawn) > 1e-3
-    solve_start(chosen, bench, watch.prepare)
-    assert row_norm_deviation(bench.objective.ensemble.weight) <= 1e-3
+    solve_start(chosen, setup, watch.prepare)
+    assert row_norm_deviation(setup.objective.ensemble.weight) <= 1e-3
     assert watch.prepared == {"features for the start", "solving for W"}
 
 
@@ -138,16 +139,16 @@ def test_a_loss_that_breaks_ends_the_run(features_file: Path, tmp_path: Path, me
 
 
 def test_weights_that_break_are_not_saved(features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    benches: list[Workbench] = []
+    setups: list[TrainingSetup] = []
 
-    def building(*arguments: Any) -> Workbench:
-        benches.append(build(*arguments))
-        return benches[-1]
+    def building(*arguments: Any) -> TrainingSetup:
+        setups.append(build(*arguments))
+        return setups[-1]
 
     class Poison(Watch):
         def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
             if step == 8:
-                benches[0].objective.ensemble.weight.data[3, 2] = float("nan")
+                setups[0].objective.ensemble.weight.data[3, 2] = float("nan")
 
     monkeypatch.setattr(loop, "build", building)
     with pytest.raises(TrainingError) as caught:
@@ -187,6 +188,45 @@ def test_the_best_by_validation_is_the_model(features_file: Path, tmp_path: Path
     validation = load_data(config(features_file, **settings))["validation"]
     vectors = bier.load(run.folder).encode(validation.images)
     assert math.isclose(bier.recall_at_k(vectors, validation.labels, [1])[1], best)
+
+
+def test_snapshots_are_the_models_of_their_steps(features_file: Path, tmp_path: Path) -> None:
+    chosen = config(features_file, data__validation=0.3)
+    plain = bier.train(chosen, tmp_path / "plain").folder
+    run = bier.train(chosen, tmp_path / "run", snapshots=(4, 7)).folder
+    assert sorted(path.name for path in run.glob("model*")) == ["model", "model-step-4", "model-step-7"]
+    for name in ("metrics.jsonl", "model/model.safetensors"):  # they change nothing else
+        assert (plain / name).read_bytes() == (run / name).read_bytes()
+    unvalidated = bier.train(config(features_file), tmp_path / "unvalidated", snapshots=[12]).folder
+    final, snapshot = (unvalidated / name / "model.safetensors" for name in ("model", "model-step-12"))
+    assert final.read_bytes() == snapshot.read_bytes()
+    weights = [bier.load(run / f"model-step-{step}").ensemble.weight for step in (4, 7)]
+    assert not torch.allclose(*weights)
+
+
+def test_a_resumed_run_has_the_snapshots_of_a_whole_one(features_file: Path, tmp_path: Path) -> None:
+    chosen = config(features_file)  # checkpoints at 4, 8 and 12
+    whole = bier.train(chosen, tmp_path / "whole", snapshots=(2, 4, 10)).folder
+    assert bier.train(chosen, tmp_path / "run", snapshots=(2, 4, 10), observer=Watch(interrupt_at=6)).interrupted
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-6")  # as after a kill: step 5 is trained again
+    kept = (tmp_path / "run" / "model-step-4").stat().st_mtime_ns
+    run = bier.train(chosen, tmp_path / "run", resume=True, snapshots=(2, 4, 10)).folder
+    assert (run / "model-step-4").stat().st_mtime_ns == kept
+    for step in (2, 4, 10):
+        name = f"model-step-{step}/model.safetensors"
+        assert (whole / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_snapshots_that_cannot_be_taken(features_file: Path, tmp_path: Path) -> None:
+    chosen = config(features_file)
+    with pytest.raises(ConfigError, match=r"'snapshots' parameter must hold steps from 1 to 12\. Got 13"):
+        bier.train(chosen, tmp_path / "run", snapshots=(3, 13))
+    assert not (tmp_path / "run").exists()
+    assert bier.train(chosen, tmp_path / "run", observer=Watch(interrupt_at=6)).interrupted
+    with pytest.raises(ConfigError, match="reached step 6 without a snapshot of step 5"):
+        bier.train(chosen, tmp_path / "run", resume=True, snapshots=(5, 9))
+    assert bier.train(chosen, tmp_path / "run", resume=True, snapshots=(9,)).step == 12
+    assert (tmp_path / "run" / "model-step-9").is_dir()
 
 
 def test_early_stopping(features_file: Path, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def demo(
     page = write_report(
         main / "report",
         first["a-bier"].result,
+        measured=str(first["a-bier"].measured),
         metrics=read_metrics(main),
         images=first["a-bier"].images,
         title="A-BIER on glyphs",

@@ -3,10 +3,12 @@
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from bier.cli.terminal import Cache, Json, Root, Size, SkipBroken, console, emit, progress_bar, say
@@ -15,12 +17,13 @@ from bier.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from bier.config import DataConfig
     from bier.data import Dataset
-    from bier.evaluate.dataset import Assessment
+    from bier.evaluate.dataset import Assessment, Measured
     from bier.evaluate.ensemble import EnsembleResult
 
 HELP = """Measure recall, correlation and what each learner adds, and write a report to look at.
 
-A run is measured on the test part of the data set it was trained on, unless --data names another. Several runs or
+A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table or
+feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs or
 models are compared in one table. Recall counts ties against the query; a query never finds itself.
 
 Examples:
@@ -42,7 +45,8 @@ DataName = Annotated[
     str | None, typer.Option("--data", metavar="NAME", help="The data set. \\[default: the one of the run]")
 ]
 PartName = Annotated[
-    str | None, typer.Option("--part", metavar="NAME", help="Measure this part, like validation. \\[default: test]")
+    str | None,
+    typer.Option("--part", metavar="NAME", help="Measure this part: train, validation, test or all the images."),
 ]
 Report = Annotated[
     Path | None, typer.Option("--report", metavar="DIR", help="Where the report goes. \\[default: RUN/report]")
@@ -71,10 +75,14 @@ def evaluate(
     if report is not None and len(runs or []) > 1:
         raise ConfigError("--report goes with one run or model at a time.")
     if embeddings is not None:
+        from bier.data.part import ALL
+        from bier.evaluate.dataset import Measured
+
         result = _from_file(embeddings)
+        measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
         if report is not None:
-            _write(report, result, str(embeddings))
-        _show({str(embeddings): result.to_dict()}, as_json)
+            _write(report, result, measured, str(embeddings))
+        _show({str(embeddings): {**result.to_dict(), "measured": measured.to_dict()}}, as_json)
         return
     from bier.distributed import process_group, rank
 
@@ -99,12 +107,16 @@ def _measure(
     skip_broken: bool,
     report: Path | None,
 ) -> dict[str, Any]:
+    from bier.data.part import ALL
     from bier.distributed import rank
     from bier.evaluate.dataset import assess, assess_classifier
     from bier.models.model import load
 
     model = load(run)
-    dataset, settings = _dataset(run, data, root, size)
+    dataset, settings, own = _dataset(run, data, root, size)
+    if part is None and not own and dataset.divided:
+        part = ALL
+    root = root or (Path(settings.root) if settings.root else None)
     cache = cache or (Path(settings.cache) if settings.cache else None)
     skip_broken = skip_broken or settings.skip_broken
     with progress_bar() as bar:
@@ -116,26 +128,34 @@ def _measure(
         if dataset.protocol == "accuracy":
             return assess_classifier(run, model, dataset, part or "test", follow)
         done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
+    done = replace(done, measured=replace(done.measured, root=str(root or "")))
     if report is not None and rank() == 0:
-        _write(report, done.result, str(run), run, done)
+        _write(report, done.result, done.measured, str(run), run, done)
     return done.to_dict()
 
 
-def _dataset(run: Path, data: str | None, root: Path | None, size: str) -> "tuple[Dataset, DataConfig]":
-    """What to measure on, and how the run that trained on it read its images."""
+def _dataset(run: Path, data: str | None, root: Path | None, size: str) -> "tuple[Dataset, DataConfig, bool]":
+    """What to measure on, how its images are read, and whether it is the data that the run was trained on."""
     from bier import data as datasets
     from bier.config import Config, DataConfig
     from bier.training.setup import load_data
 
-    if data is not None:
-        return datasets.load(data, root, size=size), DataConfig()
     file = run / "config.toml"
-    if not file.is_file():
+    config = Config.from_toml(file) if file.is_file() else None
+    if data is not None and (config is None or not _same_data(config.data, data, root)):
+        return datasets.load(data, root, size=size), DataConfig(name=data), False
+    if config is None:
         raise ConfigError(f"{run} is a model without a run's config.toml; say what to measure it on with --data.")
-    config = Config.from_toml(file)
     if root is not None:
         config = config.with_settings({"data.root": str(root)})
-    return load_data(config), config.data
+    return load_data(config), config.data, True
+
+
+def _same_data(trained_on: "DataConfig", data: str, root: Path | None) -> bool:
+    """Whether --data and --root name a user's own data that the run was trained on and has divided."""
+    if trained_on.name != data or data not in ("folder", "table", "features") or root is None:
+        return False
+    return Path(trained_on.root).expanduser().resolve() == root.expanduser().resolve()
 
 
 def _from_file(path: Path) -> "EnsembleResult":
@@ -160,7 +180,12 @@ def _from_file(path: Path) -> "EnsembleResult":
 
 
 def _write(
-    folder: Path, result: "EnsembleResult", title: str, run: Path | None = None, done: "Assessment | None" = None
+    folder: Path,
+    result: "EnsembleResult",
+    measured: "Measured",
+    title: str,
+    run: Path | None = None,
+    done: "Assessment | None" = None,
 ) -> None:
     from bier.evaluate.report import write_report
     from bier.training.run_folder import read_metrics
@@ -168,6 +193,7 @@ def _write(
     page = write_report(
         folder,
         result,
+        measured=str(measured),
         metrics=read_metrics(run) if run is not None else (),
         images=done.images if done else None,
         gallery_images=done.gallery_images if done else None,
@@ -190,19 +216,27 @@ def _percent(value: float) -> str:
     return f"{value:.2f}"
 
 
+def _measured(row: Mapping[str, Any]) -> str:
+    """What the numbers of an evaluation are about."""
+    from bier.evaluate.dataset import Measured
+
+    return escape(str(Measured(**row["measured"])))
+
+
 def single_table(name: str, row: Mapping[str, Any]) -> Table:
     """All rows of one evaluation: ensemble, learners, prefixes."""
     if "accuracy" in row:
-        table = Table("", "accuracy", title=name)
+        table = Table("", "accuracy", title=escape(name), caption=_measured(row))
         for one, value in row["accuracy"].items():
             table.add_row(one, _percent(value))
         return table
     ks = list(row["recall"]["ensemble"])
-    table = Table("", *(f"R@{k}" for k in ks), title=name)
+    table = Table("", *(f"R@{k}" for k in ks), title=escape(name))
     for one, values in row["recall"].items():
         table.add_row(one, *(_percent(values[k]) for k in ks), style="bold" if one == "ensemble" else None)
     clf = row["classifier_correlation"]
     table.caption = (
+        f"{_measured(row)}; "
         f"{row['queries']:,} queries, {row['gallery']:,} in the gallery, {row['without_positive']} without a match; "
         f"feature correlation {row['feature_correlation']:.4f}, "
         f"classifier correlation {'-' if clf is None else format(clf, '.4f')}; {row['seconds']:.1f} s"
@@ -213,13 +247,15 @@ def single_table(name: str, row: Mapping[str, Any]) -> Table:
 def comparison_table(found: Mapping[str, Mapping[str, Any]]) -> Table:
     """One row a run."""
     first = next(iter(found.values()))
+    about = list(dict.fromkeys(map(_measured, found.values())))
+    caption = about[0] if len(about) == 1 else "\n".join(f"{name}: {_measured(row)}" for name, row in found.items())
     if "accuracy" in first:
-        table = Table("run", "accuracy")
+        table = Table("run", "accuracy", caption=caption)
         for name, row in found.items():
             table.add_row(name, _percent(row["accuracy"]["ensemble"]))
         return table
     ks = list(first["recall"]["ensemble"])
-    table = Table("run", *(f"R@{k}" for k in ks), "mAP@R", "feature corr.", "classifier corr.")
+    table = Table("run", *(f"R@{k}" for k in ks), "mAP@R", "feature corr.", "classifier corr.", caption=caption)
     for name, row in found.items():
         clf = row["classifier_correlation"]
         recalls = (_percent(row["recall"]["ensemble"][k]) if k in row["recall"]["ensemble"] else "-" for k in ks)

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from bier.config import Config
     from bier.paper.budgets import Budget
     from bier.paper.experiments import Experiment
-    from bier.paper.runner import Job
+    from bier.paper.results import Job
     from bier.paper.tables import Table
     from bier.training import Observer
 
@@ -30,7 +31,7 @@ Examples:
 
   bier paper list
 
-  bier paper run strength --root data --budget small --seeds 3
+  bier paper run strength --root data --budget main --seeds 3
 
   bier paper run all --budget smoke
 
@@ -42,9 +43,9 @@ Start the command several times to use several cores or machines: they share the
 
 Examples:
 
-  bier paper run strength --root data --budget small
+  bier paper run strength --root data --budget main
 
-  bier paper run groups cifar10 --root data --budget small --seeds 3 --json
+  bier paper run groups cifar10 --root data --budget main --seeds 3 --json
 
   bier paper run all --budget smoke        (draws its own data)
 
@@ -56,7 +57,7 @@ Examples:
 
   bier paper show strength
 
-  bier paper show lambda --budget small --json
+  bier paper show lambda --budget main --json
 """
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments of `bier paper list`, or all.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs, results and tables go.")]
@@ -73,7 +74,7 @@ def register(app: typer.Typer) -> None:
 def list_experiments(as_json: Json = False) -> None:
     from bier.paper.budgets import BUDGETS
     from bier.paper.experiments import EXPERIMENTS
-    from bier.paper.runner import plan
+    from bier.paper.results import plan
 
     def runs(experiments: Sequence["Experiment"]) -> dict[str, int]:
         return {name: len(plan(experiments, budget, budget.seeds)) for name, budget in BUDGETS.items()}
@@ -105,13 +106,22 @@ def run(
     root: Annotated[
         Path | None, typer.Option("--root", metavar="PATH", help="The folder that holds the data sets.")
     ] = None,
-    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full.")] = "small",
+    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, short, main or full.")] = "main",
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Seeds of each row. \\[default: the budget's]")
     ] = None,
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="TEXT", help="Only rows whose name contains this; may be repeated."),
+    ] = None,
     out: Out = Path("runs/paper"),
     weights: Annotated[
-        Path | None, typer.Option("--weights", metavar="FILE", help="Pretrained weights of the backbone, for full.")
+        Path | None,
+        typer.Option(
+            "--weights",
+            metavar="FILE",
+            help="Weights of GoogLeNet. \\[default: bvlc_googlenet.caffemodel below --root]",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -121,7 +131,7 @@ def run(
     from bier.paper.tiny import draw_tiny_data
 
     chosen = budget_of(budget)
-    experiments = _experiments(names)
+    experiments = [_only(one, row) for one in _experiments(names)]
     if root is None:
         if chosen.name != "smoke":
             raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
@@ -135,7 +145,7 @@ def run(
     if outcome is None or outcome.interrupted:
         say(f"Stopped; finished runs are kept. Go on with: bier {shlex.join(sys.argv[1:])}")
         raise typer.Exit(130)
-    drawn = {one.name: _draw(one, chosen, out) for one in experiments}
+    drawn = {one.name: _draw(one, chosen, out) for one in _experiments(names)}
     if as_json:
         emit(
             {
@@ -156,14 +166,20 @@ def show(
     names: Names,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="NAME", help="smoke, small, deep or full; else the largest with results."),
+        typer.Option("--budget", metavar="NAME", help="smoke, short, main or full; else the largest with results."),
     ] = None,
     out: Out = Path("runs/paper"),
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page", metavar="FILE", help="Put the tables into this Markdown page, where it marks their places."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     from bier.paper.budgets import BUDGETS, budget_of
     from bier.paper.results import Results
-    from bier.paper.tables import table_of
+    from bier.paper.tables import refresh, table_of
 
     drawn = {}
     for one in _experiments(names):
@@ -178,6 +194,8 @@ def show(
             f"There are no results of '{name}'{f' with the budget {budget}' if budget else ''} in {out}. "
             f"Run it first: bier paper run {name} --root PATH --out {shlex.quote(str(out))}"
         )
+    if page is not None:
+        refresh(page, [table for table, _ in drawn.values()])
     if as_json:
         emit({"experiments": {name: _described(*one) for name, one in drawn.items()}})
         return
@@ -191,10 +209,21 @@ def _experiments(names: Sequence[str]) -> list["Experiment"]:
     return list(EXPERIMENTS.values()) if ALL in names else [experiment(name) for name in dict.fromkeys(names)]
 
 
+def _only(one: "Experiment", texts: Sequence[str] | None) -> "Experiment":
+    """The experiment with the rows whose label contains one of the texts."""
+    if not texts:
+        return one
+    rows = tuple(row for row in one.rows if any(text.lower() in row.label.lower() for text in texts))
+    if not rows:
+        labels = ", ".join(f"'{row.label}'" for row in one.rows)
+        raise ConfigError(f"No row of '{one.name}' contains {' or '.join(map(repr, texts))}. Its rows are {labels}.")
+    return replace(one, rows=rows)
+
+
 def _draw(one: "Experiment", budget: "Budget", out: Path) -> tuple["Table", list[Path]]:
     """Write the table and the plot; the files, with the pictures that a run has left."""
-    from bier.paper.results import Results
-    from bier.paper.runner import Job, pictures_of
+    from bier.paper.results import Job, Results
+    from bier.paper.runner import pictures_of
     from bier.paper.tables import table_of, write_plot, write_table
 
     table = table_of(one, budget, Results(out))

@@ -1,7 +1,7 @@
 """What a reader returns, parts of a data set with images and labels, and how a part is divided."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +42,7 @@ class Draws:
 Protocol = Literal["self", "query-gallery", "repeated-gallery", "accuracy"]
 Images = tuple[Path, ...] | NDArray[Any]
 UNLABELLED = -1  # the label of an image whose class is not known, as in scikit-learn
+ALL = "all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +124,39 @@ class Dataset:
     split: Mapping[str, object] = field(default_factory=dict)
 
     def __getitem__(self, part: str) -> Part:
+        """A part by its name; "all" stands for the images of all parts."""
+        if part == ALL and part not in self.parts:
+            return joined(tuple(self.parts.values()))
         if part not in self.parts:
-            raise DataError(f"The data set '{self.name}' has the parts {', '.join(self.parts)}. Got '{part}' instead.")
+            names = ", ".join((*self.parts, ALL))
+            raise DataError(f"The data set '{self.name}' has the parts {names}. Got '{part}' instead.")
         return self.parts[part]
+
+    @property
+    def divided(self) -> bool:
+        """Whether the test part was drawn by a `SplitPlan`, because the data does not say which images are for test."""
+        return "test_share" in self.split
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Images and classes of every part."""
         return {name: {"images": len(part), "classes": part.present} for name, part in self.parts.items()}
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """One part with the images of several. Classes of the same name are one class."""
+    classes = tuple(sorted({name for part in parts for name in part.classes}))
+    number = {name: index for index, name in enumerate(classes)}
+    labels = [np.array([number[part.classes[label]] for label in part.labels], np.int64) for part in parts]
+    images: Images
+    if all(isinstance(part.images, tuple) for part in parts):
+        images = tuple(image for part in parts for image in part.images)
+    else:
+        images = np.concatenate([np.asarray(part.images) for part in parts])
+    boxes = None
+    if any(part.boxes is not None for part in parts):  # NaN: the whole image
+        whole = [np.full((len(part), 4), np.nan, np.float32) if part.boxes is None else part.boxes for part in parts]
+        boxes = np.concatenate(whole)
+    return Part(images, np.concatenate(labels), classes, boxes).only_present()
 
 
 NAMES_WRITTEN_OUT = 200  # a part with more classes is described by a digest of their names

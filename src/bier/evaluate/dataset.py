@@ -1,7 +1,7 @@
 """From a trained model and a data set to all of its numbers, by the protocol of the data set."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bier import distributed
 from bier.data import Dataset
+from bier.data.part import ALL
 from bier.errors import ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
 from bier.images import PreparedImages, in_order
@@ -23,23 +24,47 @@ from bier.models.maps import TrunkCache
 from bier.models.model import Model
 
 BATCH = 128
-CLASSIFIER = "classifier.safetensors"  # beside the model of a run that classifies
+QUERY_GALLERY = "query and gallery"
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
 ImageOf = Callable[[int], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Which images the numbers of an evaluation are about."""
+
+    data: str
+    part: str
+    classes: int
+    images: int
+    root: str = ""
+
+    def __str__(self) -> str:
+        part = {ALL: "whole", QUERY_GALLERY: QUERY_GALLERY}.get(self.part, f"{self.part} part")
+        name = f"{self.data} {self.root}" if self.root else self.data
+        return f"{name}, {part}: {self.images:,} images of {self.classes:,} classes"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "root" or value}
+
+
+@dataclass(frozen=True)
 class Assessment:
-    """What was measured. `images` gives the pixels of a query by its row, `gallery_images` those of the gallery."""
+    """The result of an evaluation and what was measured.
+
+    `images` gives the pixels of a query by its row, `gallery_images` those of the gallery.
+    """
 
     result: EnsembleResult
+    measured: Measured
     images: ImageOf | None
     gallery_images: ImageOf | None
     broken: list[str]  # images that could not be read, and why
 
     def to_dict(self) -> dict[str, Any]:
-        return self.result.to_dict() | ({"skipped": self.broken} if self.broken else {})
+        found = {**self.result.to_dict(), "measured": self.measured.to_dict()}
+        return found | ({"skipped": self.broken} if self.broken else {})
 
 
 def assess(
@@ -55,7 +80,8 @@ def assess(
 ) -> Assessment:
     """Embed the test images and measure recall, correlation and the rest.
 
-    part: measure this part instead of the test part, each image against the others; "validation" is the one to tune on.
+    part: measure this part instead of the test part, each image against the others: "validation" to tune on, "all" for
+    the images of all parts. Without it the protocol of the data set is followed.
     frozen_before: the first stage that was trained; the maps that enter it are kept in `cache`, in bfloat16 as training
     has them, for the next model with the same frozen stages.
     Under torchrun each process embeds its share, and all of them get the result.
@@ -72,29 +98,38 @@ def assess(
             gallery_labels=gallery.labels,
             weighting=model.weighting,
         )
-        return Assessment(result, queries.image, gallery.image, reader.broken)
+        both = np.concatenate([queries.labels, gallery.labels])
+        measured = Measured(dataset.name, QUERY_GALLERY, len(np.unique(both)), len(both))
+        return Assessment(result, measured, queries.image, gallery.image, reader.broken)
     test = reader.read(dataset, part or "test")
     repeats = REPEATS if part is None and dataset.protocol == "repeated-gallery" else None
     result = evaluate_ensemble(
         test.z, model.groups, test.labels, dataset.ks, repeats=repeats, weighting=model.weighting
     )
-    return Assessment(result, test.image, None, reader.broken)
+    measured = Measured(dataset.name, part or "test", len(np.unique(test.labels)), len(test.labels))
+    return Assessment(result, measured, test.image, None, reader.broken)
+
+
+def classifier_file(model: Path) -> Path:
+    """Where the classifier of a model folder lies: `classifier.safetensors` for `model`, and so on for snapshots."""
+    return model.with_name(f"{model.name.replace('model', 'classifier', 1)}.safetensors")
 
 
 def assess_classifier(
     run: Path, model: Model, dataset: Dataset, part: str = "test", progress: Progress | None = None
 ) -> dict[str, Any]:
     """Accuracy of the ensemble, of each learner and of each prefix on a part of a classification data set."""
-    file = run / CLASSIFIER
+    file = classifier_file(run / "model" if (run / "model").is_dir() else run)
     if not file.is_file():
-        raise ModelError(f"{run} was not trained to classify: it has no {CLASSIFIER}.")
+        raise ModelError(f"{run} was not trained to classify: it has no {file.name}.")
     weights = load_file(file)
     classes = len(weights["heads.0.bias"])
     classifier = BoostedClassifier(model.groups, classes)
     classifier.load_state_dict(weights)
     embedded = _Reader(model, None, False, None, progress).read(dataset, part)
     found = accuracies(classifier, torch.from_numpy(embedded.z), torch.from_numpy(embedded.labels))
-    return {"accuracy": found, "images": len(embedded.z)}
+    measured = Measured(dataset.name, part, len(np.unique(embedded.labels)), len(embedded.z))
+    return {"accuracy": found, "images": len(embedded.z), "measured": measured.to_dict()}
 
 
 @dataclass(frozen=True)

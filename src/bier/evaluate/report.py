@@ -40,6 +40,7 @@ def write_report(
     folder: Path,
     result: EnsembleResult,
     *,
+    measured: str = "",
     metrics: Rows = (),
     images: ImageOf | None = None,
     gallery_images: ImageOf | None = None,
@@ -48,10 +49,10 @@ def write_report(
 ) -> Path:
     """Write `folder`/index.html and its PNG files, and return the path of the page.
 
-    `metrics` are the rows of `metrics.jsonl`; `images` gives a query's picture by its row (`gallery_images` those of
-    the gallery, default the same); `comparison` names other results to set beside this one. What is not given is left
-    out. The folder is written aside and renamed, so that it is complete or absent; an earlier report there is
-    replaced, anything else is not.
+    `measured` says what was measured: data set, part, images, classes. `metrics` are the rows of `metrics.jsonl`.
+    `images` gives a query's picture by its row (`gallery_images` those of the gallery, by default the same).
+    `comparison` names other results to set beside this one. What is not given is left out. The folder is written aside
+    and renamed, so that it is complete or absent; an earlier report there is replaced, anything else is not.
     """
     folder = Path(folder)
     _check_replaceable(folder)
@@ -65,7 +66,7 @@ def write_report(
         page = Template(files("bier.evaluate").joinpath("report.html").read_text(encoding="utf-8"))
         html = page.substitute(
             title=escape(title),
-            lead=tables.lead(result),
+            lead=tables.lead(result, measured),
             tiles=tables.tiles(result, comparison or {}),
             sections="\n".join(sections),
             footer=tables.footer(result),

@@ -15,7 +15,7 @@ def figure(file: str, alt: str, caption: str, width: int = 62) -> str:
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
-def lead(result: EnsembleResult) -> str:
+def lead(result: EnsembleResult, measured: str = "") -> str:
     """One sentence on what was measured."""
     sizes = "-".join(map(str, result.groups))
     what = f"An ensemble of {len(result.groups)} learners ({sizes})" if len(result.groups) > 1 else "One embedding"
@@ -23,6 +23,8 @@ def lead(result: EnsembleResult) -> str:
     text += (
         " searched among each other." if result.test.gallery is None else f" searched among {result.gallery:,} images."
     )
+    if measured:
+        text = f"Measured on {escape(measured)}. {text}"
     if result.spread is not None:
         text += " Recall is the mean over several random galleries, ± its standard deviation."
     if result.without_positive:

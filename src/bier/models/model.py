@@ -311,3 +311,21 @@ def _described(description: Mapping[str, Any], precision: str | None) -> Model:
     return Model(
         backbone, ensemble, description["weighting"], precision or description["precision"], description["metadata"]
     )
+
+
+def pretrained(
+    name: str,
+    weights: str | Path | None = None,
+    precision: str = "auto",
+    device: str | torch.device | None = None,
+) -> Model:
+    """A model that has not been trained here: the pretrained backbone `name`, with its features normalised.
+
+    It is what training has to beat. The embedding layer is the identity, so that it is a model like any other.
+    """
+    backbone = folded(build_backbone(name, weights=Path(weights) if weights is not None else None))
+    ensemble = EmbeddingEnsemble(backbone.features, (backbone.features,))
+    with torch.no_grad():
+        ensemble.weight.copy_(torch.eye(backbone.features))
+    model = Model(backbone, ensemble, "sqrt", precision, {"method": "untrained"})
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

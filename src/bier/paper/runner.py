@@ -1,17 +1,13 @@
 """Runs experiments: what is done stays done, what was killed goes on, and every run leaves one result."""
 
-import hashlib
-import json
-import math
 import platform
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,124 +28,13 @@ from bier.files import file_aside
 from bier.images import Batches, PreparedImages, in_order
 from bier.method.boosting import BoostedParts
 from bier.models.backbone import autocast
-from bier.models.model import load
-from bier.paper.budgets import FASTER, Budget, config_of, kind_of, rates, settings_of, suited
-from bier.paper.experiments import Experiment, Row
-from bier.paper.results import Result, Results
+from bier.models.model import Model, load, pretrained
+from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of
+from bier.paper.experiments import Experiment
+from bier.paper.results import Job, Result, Results, canonical, plan
 from bier.training import Observer, train
-from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL
+from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL, read_metrics
 from bier.training.setup import load_data
-
-# Where things lie, how a run is written down and what it is called: none of it changes a number.
-IRRELEVANT = frozenset(
-    {
-        *("seed", "method", "data.root", "data.cache", "data.workers", "model.weights"),
-        *("train.log_every", "train.checkpoint_every", "train.keep_checkpoints"),
-    }
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One run: the search for a rate tries `rate`; the final run, where it is None, takes the best of those."""
-
-    row: Row
-    budget: Budget
-    seed: int
-    rate: float | None = None
-
-    @property
-    def is_search(self) -> bool:
-        return self.rate is not None
-
-    @cached_property
-    def key(self) -> str:
-        """The name of its result: the digest of all that matters, and the seed."""
-        digest = search_digest(self.row, self.budget, self.rate) if self.rate else row_digest(self.row, self.budget)
-        return f"{digest}-{self.seed}"
-
-    @property
-    def label(self) -> str:
-        where = f"{self.row.data}: {self.row.label}"
-        return f"{where}, trying rate {self.rate:g}" if self.is_search else f"{where}, seed {self.seed}"
-
-    @property
-    def before(self) -> "Job | None":
-        """The run whose network this one takes its features from."""
-        return Job(self.row.features_of, self.budget, self.seed) if self.row.features_of else None
-
-    @property
-    def searches(self) -> list["Job"]:
-        """The runs that choose the rate of this one."""
-        return [] if self.is_search else searches(self.row, self.budget)
-
-    @property
-    def needs(self) -> list["Job"]:
-        """The runs that must be done before this one."""
-        return [*self.searches, *([self.before] if self.before else [])]
-
-
-def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[Job]:
-    """The runs that the experiments need, each once, in an order in which each finds what it needs; first all of the
-    first seed, so that whole tables are there early."""
-    jobs: dict[str, Job] = {}
-    for seed in range(seeds):
-        for row in (row for experiment in experiments for row in experiment.rows):
-            for job in _with_needs(Job(row, budget, seed)):
-                jobs.setdefault(job.key, job)
-    return list(jobs.values())
-
-
-def _with_needs(job: Job) -> Iterator[Job]:
-    for need in job.needs:
-        yield from _with_needs(need)
-    yield job
-
-
-def searches(row: Row, budget: Budget) -> list[Job]:
-    """One run a rate of the grid; none where there is nothing to choose."""
-    grid = rates(row, budget)
-    return [Job(row.tuned_as or row, budget, 0, rate) for rate in grid] if len(grid) > 1 else []
-
-
-def row_digest(row: Row, budget: Budget) -> str:
-    """The digest of a row's final run: its settings before the search for a rate, and that search."""
-    grid = rates(row, budget)
-    settings = settings_of(row, budget, rate=grid[0] if grid else None)
-    keys = [search.key for search in searches(row, budget)]
-    return _digest({**_identity(row, budget, settings), "searches": keys, "fast": row.fast})
-
-
-def search_digest(row: Row, budget: Budget, rate: float) -> str:
-    return _digest({**_identity(row, budget, settings_of(row, budget, rate=rate, search=True)), "search": True})
-
-
-def _identity(row: Row, budget: Budget, settings: Mapping[str, Any]) -> dict[str, Any]:
-    before = row_digest(row.features_of, budget) if row.features_of else ""
-    everything = {**_defaults(), **suited(row), **settings}
-    if everything["model.groups"] in (1, (everything["model.embedding"],)):
-        everything |= {"model.groups": 1, "loss.boost": False}  # there is nothing to boost
-    return {"settings": relevant(everything), "budget": budget.name, "peer": row.peer, "features_of": before}
-
-
-@cache
-def _defaults() -> Mapping[str, Any]:
-    return Config().flat()
-
-
-def relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make a difference, as JSON can hold them."""
-    return {key: _plain(value) for key, value in settings.items() if key not in IRRELEVANT}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class PeerLoss(nn.Module):
@@ -248,6 +133,7 @@ def pictures_of(folder: Path, key: str) -> list[Path]:
 
 PATIENCE = 2.0  # seconds between two looks at what other processes have done
 SIZES = ("small", "medium", "large")  # the test sets of VehicleID
+WEIGHTS = "bvlc_googlenet.caffemodel"  # looked for beside the data sets
 
 
 class Watch(Protocol):
@@ -265,29 +151,34 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Places:
-    """Where data is (the folder that holds the data sets), where everything goes, and weights of the backbone."""
+    """Where data is (the folder that holds the data sets), where everything goes, and weights of GoogLeNet."""
 
     root: Path
     out: Path
     weights: Path | None = None
 
-    def settings(self, job: Job) -> dict[str, Any]:
-        # Runs that hold classes out train on fewer images: maps of the frozen stages must not replace each other.
-        trained_on = "search" if job.is_search else "part" if job.row.validated else "all"
-        home = self.out / "cache" / trained_on
-        chosen = {"data.root": str(self.root), "data.cache": str(home)}
+    def config(self, job: Job, config: Config) -> Config:
+        """The config with the paths of this machine."""
         if job.row.features_of is not None:
-            chosen = {"data.root": str(self.features(job))}
-        elif self.weights is not None and kind_of(job.row) == "retrieval":
-            chosen["model.weights"] = str(self.weights)
-        return chosen
+            return config.with_settings({"data.root": str(self.features(job))})
+        settings = {"data.root": str(self.root), "data.cache": str(self.cache)}
+        if config.model.backbone == GOOGLENET:
+            weights = self.weights or self.root / WEIGHTS
+            if not weights.is_file():
+                raise ConfigError(f"There are no weights of GoogLeNet at {weights}. Name them with --weights FILE.")
+            settings["model.weights"] = str(weights)
+        return config.with_settings(settings)
+
+    @property
+    def cache(self) -> Path:
+        return self.out / "cache"
 
     def features(self, job: Job) -> Path:
-        assert job.row.features_of is not None
-        return self.out / "features" / f"{row_digest(job.row.features_of, job.budget)}-{job.seed}.safetensors"
+        assert job.before is not None
+        return self.out / "features" / f"{job.before.key}.safetensors"
 
-    def run(self, key: str) -> Path:
-        return self.out / "runs" / key
+    def run(self, job: Job) -> Path:
+        return self.out / "runs" / job.key
 
 
 @dataclass
@@ -306,7 +197,7 @@ def run(
     """Run what the experiments need and what no earlier call has run. Rows whose data is missing are an error, unless
     several experiments or a partial one are asked for: then they are left out.
 
-    Several processes may share `places.out`, one a core or a machine: each takes runs that no other is at.
+    Several processes may share `places.out`, one per core or machine: each takes runs that no other is at.
     """
     outcome = Outcome()
     datasets, outcome.missing = _present(experiments, places.root)
@@ -318,8 +209,8 @@ def run(
     put_off = 0  # in a row: when it is all of them, there is nothing to do but wait
     while waiting:
         number, job = waiting.popleft()
-        if (known := runner.results.read(job.key)) is not None:
-            _check_same_data(known, job, datasets[job.row.data], runner.results)
+        if (known := runner.results.of(job)) is not None:
+            _check_same_data(known, datasets[job.row.data], runner.results)
             outcome.found.append(job.key)
             continue
         with runner.claimed(job) as mine:
@@ -357,12 +248,12 @@ def _present(experiments: Sequence[Experiment], root: Path) -> tuple[dict[str, D
     return found, missing
 
 
-def _check_same_data(known: Result, job: Job, dataset: Dataset, results: Results) -> None:
+def _check_same_data(known: Result, dataset: Dataset, results: Results) -> None:
     """Results of other pictures under the same name must not pass for ours."""
     counts = _counts(dataset)
-    if not job.is_search and known["images"] != counts:
+    if known["images"] != counts:
         raise ConfigError(
-            f"{results.path(job.key)} was measured on other data ({known['images']} images, here {counts}); "
+            f"{results.path(dataset.name)} was measured on other data ({known['images']} images, here {counts}); "
             "choose another --out."
         )
 
@@ -385,44 +276,35 @@ class _Runner:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             with lock:
-                known = [self.results.path(need.key).is_file() for need in job.needs]
-                yield all(known) and not self.results.path(job.key).is_file()
+                known = [self.results.of(need) is not None for need in job.needs]
+                yield all(known) and self.results.of(job) is None
         except Timeout:
             yield False
 
     def execute(self, job: Job, number: int, total: int) -> bool:
         """Train and measure; False if it was asked to stop (and can go on)."""
-        searched = [self.results.read(search.key) for search in job.searches]
-        config = self._config(job, [one for one in searched if one is not None])
-        if job.row.features_of is not None:
-            self._write_features(job)
-        folder = self.places.run(job.key)
+        choice = job.choice or self.results.chosen(job)
+        config = config_of(job.row, job.budget, job.seed, choice=choice, search=job.is_search)
+        config = self.places.config(job, config)
         started = time.perf_counter()
         observer = self.watch.begin(number, total, job, config)
-        resumed = (folder / CONFIG).is_file()
-        metric = peer(job.row.peer) if job.row.peer else None
-        run = train(config, folder, resume=resumed, observer=observer, metric=metric)
-        if run.interrupted:
+        measured = self._untrained(job, config) if job.row.untrained else self._trained(job, config, observer)
+        if measured is None:
             return False
-        trained = time.perf_counter()
-        measured = {"validation": run.best_validation} if job.is_search else self._measure(job, config, folder)
-        self.results.write(
+        identity = job.identity(choice)
+        self.results.add(
             {
-                "key": job.key,
-                "kind": "search" if job.is_search else "final",
+                **identity,
+                "settings": {**canonical(config.flat()), **identity["settings"]},
                 "label": job.row.label,
-                "method": job.row.method,
-                "peer": job.row.peer or None,
+                "method": "untrained" if job.row.untrained else job.row.method,
                 "data": job.row.data,
                 "budget": job.budget.name,
                 "seed": job.seed,
-                "learning_rate": config.train.learning_rate,
-                "searched": [{key: one[key] for key in ("learning_rate", "validation")} for one in searched if one],
-                "settings": {"seed": job.seed, **relevant(config.flat())},
+                "choice": choice,
                 **measured,
                 "images": _counts(self.datasets[job.row.data]),  # after a classifier's own count, of its test images
-                "seconds": {"training": trained - started, "measuring": time.perf_counter() - trained},
-                "resumed": resumed,  # then the seconds are those since
+                "seconds": time.perf_counter() - started,
                 "versions": {
                     "bier": bier.__version__,
                     "torch": str(torch.__version__),
@@ -431,39 +313,61 @@ class _Runner:
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
+        folder = self.places.run(job)
         shutil.rmtree(folder if job.is_search else folder / CHECKPOINTS, ignore_errors=True)
         return True
 
-    def _config(self, job: Job, searched: Iterable[Result]) -> Config:
-        """The config of a job, with the rate that did best on validation classes; the lower one of equals."""
-        grid = rates(job.row, job.budget)
-        best = max(searched, key=lambda one: (one["validation"], -one["learning_rate"]), default=None)
-        rate = job.rate or (best["learning_rate"] if best else grid[0] if grid else None)
-        if rate is not None and job.row.fast:
-            rate *= FASTER
-        config = config_of(job.row, job.budget, job.seed, rate=rate, search=job.is_search)
-        return config.with_settings(self.places.settings(job))
+    def _untrained(self, job: Job, config: Config) -> dict[str, Any]:
+        weights = Path(config.model.weights) if config.model.weights else None
+        model = pretrained(config.model.backbone, weights)
+        return self._measure(job, config, model)
+
+    def _trained(self, job: Job, config: Config, observer: Observer) -> dict[str, Any] | None:
+        if job.row.features_of is not None:
+            self._write_features(job)
+        folder = self.places.run(job)
+        resumed = (folder / CONFIG).is_file()
+        metric = peer(job.row.peer) if job.row.peer else None
+        # A classifier is kept at its best step on the validation images anyway.
+        best_step = self.results.best_step(job) if kind_of(job.row) == "retrieval" else None
+        snapshots = [best_step] if best_step is not None and best_step < config.train.steps else []
+        done = train(config, folder, resume=resumed, observer=observer, metric=metric, snapshots=snapshots)
+        if done.interrupted:
+            return None
+        if job.is_search:
+            curve = [
+                [row["step"], row["validation"], *row["validation_learners"]]
+                for row in read_metrics(folder)
+                if "validation" in row
+            ]
+            return {"validation": done.best_validation, "best_step": done.best_step, "curve": curve, "resumed": resumed}
+        measured = {**self._measure(job, config, folder), "resumed": resumed}
+        if best_step is not None:
+            early = self._measure(job, config, folder / f"{MODEL}-step-{best_step}") if snapshots else measured
+            kept = ("recall", "accuracy", "feature_correlation", "classifier_correlation")
+            measured["best"] = {"step": best_step, **{key: early[key] for key in kept if key in early}}
+        return measured
 
     def _write_features(self, job: Job) -> None:
         before = job.before
         assert before is not None
-        cache = Path(self.places.settings(before)["data.cache"])
-        write_features(self.places.run(before.key), self.datasets[job.row.data], self.places.features(job), cache)
+        write_features(
+            self.places.run(before), self.datasets[job.row.data], self.places.features(job), self.places.cache
+        )
 
-    def _measure(self, job: Job, config: Config, folder: Path) -> dict[str, Any]:
-        model = load(folder)
-        follow = self.watch.measuring
+    def _measure(self, job: Job, config: Config, model: Model | Path) -> dict[str, Any]:
+        follow, cache = self.watch.measuring, self.places.cache
+        dataset = self.datasets[job.row.data]
         if kind_of(job.row) == "classification":
-            return assess_classifier(folder, model, self.datasets[job.row.data], progress=follow)
+            assert isinstance(model, Path)
+            return assess_classifier(model, load(model), dataset, progress=follow)
+        model = load(model) if isinstance(model, Path) else model
         if job.row.features_of is not None:
             return assess(model, data.load("features", self.places.features(job)), progress=follow).to_dict()
-        cache = Path(self.places.settings(job)["data.cache"])
         if job.row.validated:
             return assess(model, load_data(config), part="validation", cache=cache, progress=follow).to_dict()
-        frozen = config.model.trainable_from if config.model.trunk_views else ""
-        measured = assess(
-            model, self.datasets[job.row.data], cache=cache, frozen_before=frozen, progress=follow
-        ).to_dict()
+        frozen = config.model.trainable_from if config.model.trunk_views and not job.row.untrained else ""
+        measured = assess(model, dataset, cache=cache, frozen_before=frozen, progress=follow).to_dict()
         if job.row.data == "vehicleid":
             sizes = {"small": measured}
             for size in SIZES[1:]:
@@ -476,7 +380,6 @@ class _Runner:
         """The retrieval pictures of the first seed of each row, unless they are there."""
         for row in experiment.rows:
             job = Job(row, budget, 0)
-            cache = Path(self.places.settings(job)["data.cache"])
-            model = self.places.run(job.key)
+            model = self.places.run(job)
             if (model / MODEL).is_dir():
-                draw_pictures(model, self.datasets[row.data], self.places.out / "pictures", job.key, cache)
+                draw_pictures(model, self.datasets[row.data], self.places.out / "pictures", job.key, self.places.cache)

@@ -1,18 +1,18 @@
 """Tables and figures from results alone: ours beside the paper's, mean and spread over seeds."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bier import files
+from bier.errors import DataError
 from bier.evaluate.figures import GREY, LEARNERS, MARKS, new_figure, save
 from bier.files import file_aside
 from bier.paper.budgets import Budget, about
-from bier.paper.experiments import Column, Experiment, Row
+from bier.paper.experiments import Column, Experiment, Figure, Row
 from bier.paper.results import Result, Results
-from bier.paper.runner import row_digest
 
 NOTHING = "-"
 
@@ -35,7 +35,7 @@ class Line:
     label: str
     learner: int
     seeds: int
-    rate: tuple[float, ...]  # the learning rates that were chosen
+    rate: tuple[float, ...]  # the learning rate that was chosen
     ours: Mapping[str, Spread]
     paper: Mapping[str, float]
     row: Row
@@ -91,11 +91,14 @@ class Table:
         return any(column.key in line.paper for line in self.lines)
 
     def markdown(self) -> str:
+        return f"# {self.experiment.title}\n\n{self.rows()}\n\n{self.note}.\n"
+
+    def rows(self) -> str:
+        """The table alone, in Markdown."""
         body = [self.head, ["---"] * len(self.head), *(self.cells(line) for line in self.lines)]
-        rows = "\n".join(
+        return "\n".join(
             "| " + " | ".join(cell.replace("  learner", "&nbsp; learner") for cell in row) + " |" for row in body
         )
-        return f"# {self.experiment.title}\n\n{rows}\n\n{self.note}.\n"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -122,14 +125,14 @@ def table_of(experiment: Experiment, budget: Budget, results: Results) -> Table:
     """The table of an experiment from the result files that are there; a partial one leaves out rows without any."""
     lines: list[Line] = []
     for row in experiment.rows:
-        found = results.seeds(row_digest(row, budget))
+        found = results.seeds(row, budget)
         if found or not experiment.partial:
             lines += _lines(row, experiment, found)
     return Table(experiment, budget, tuple(lines))
 
 
 def _lines(row: Row, experiment: Experiment, found: Sequence[Result]) -> list[Line]:
-    rates = tuple(sorted({one["learning_rate"] for one in found}))
+    rates = tuple(sorted({one["settings"]["train.learning_rate"] for one in found if not row.untrained}))
     results = [_of_size(one, row.size) for one in found]
     ours = {c.key: s for c in experiment.columns if (s := _spread(results, lambda one, k=c.key: measured(one, k)))}  # type: ignore[misc]
     lines = [Line(row.label, 0, len(found), rates, ours, row.paper, row)]
@@ -147,6 +150,12 @@ def measured(result: Result, key: str) -> float | None:
     if key == "recall":
         value: float = result["recall"]["ensemble"]["1"]
         return value
+    if key.startswith("recall@"):
+        return float(result["recall"]["ensemble"][key.removeprefix("recall@")])
+    if key == "best_recall":
+        return float(result["best"]["recall"]["ensemble"]["1"]) if "best" in result else None
+    if key == "best_step":
+        return float(result["best"]["step"]) if "best" in result else None
     if key.startswith("ensemble-"):
         recall = result["recall"]
         return float(recall.get(key, recall["ensemble"])["1"])  # one learner has no weights to choose
@@ -187,9 +196,47 @@ def write_table(table: Table, out: Path) -> Path:
 def write_plot(table: Table, out: Path) -> Path | None:
     """OUT/tables/NAME-BUDGET.png, where the experiment has a figure and results to draw."""
     figure_of = table.experiment.figure
-    lines = [line for line in table.lines if line.row.series and not line.learner]
-    if figure_of is None or not any("recall" in line.ours for line in lines):
+    if figure_of is None:
         return None
+    lines = [line for line in table.lines if not line.learner and "recall" in line.ours]
+    if figure_of.x_label:
+        lines = [line for line in table.lines if line.row.series and not line.learner]
+    if not any("recall" in line.ours for line in lines):
+        return None
+    figure = _curves(table, figure_of, lines) if figure_of.x_label else _bars(table, figure_of, lines)
+    path = table_path(table, out, "png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file_aside(path) as aside:
+        save(figure, aside)
+    return path
+
+
+def _title(table: Table, figure_of: Figure) -> str:
+    return f"{figure_of.title}\nbudget {table.budget.name}, {table.seeds} seed(s)"
+
+
+def _bars(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
+    """R@1 of each row as a bar, and the paper's as a mark on it."""
+    figure, (ax,) = new_figure(7.2, 0.8 + 0.42 * len(lines))
+    places = range(len(lines))
+    means = [line.ours["recall"].mean for line in lines]
+    spread = [line.ours["recall"].deviation or 0.0 for line in lines]
+    ax.barh(places, means, xerr=spread, color=LEARNERS[0], height=0.62, capsize=3, label="ours")
+    known = [(place, line.paper["recall"]) for place, line in zip(places, lines, strict=True) if "recall" in line.paper]
+    if known:
+        ax.plot([r for _, r in known], [p for p, _ in known], "D", color=LEARNERS[1], label="paper", markersize=7)
+        ax.legend(frameon=False, fontsize=8, loc="lower right")
+    for place, mean in zip(places, means, strict=True):
+        ax.text(1, place, f"{mean:.1f}", va="center", color="white", fontsize=8)
+    ax.set_yticks(list(places), [line.label for line in lines], fontsize=8)
+    ax.invert_yaxis()
+    ax.set_xlabel("Recall@1 (%)")
+    ax.set_title(_title(table, figure_of), fontsize=10, color=GREY)
+    return figure
+
+
+def _curves(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
+    """R@1 over groups or lambda_div: ours solid, the paper's dashed."""
     figure, (ax,) = new_figure(6.4, 4.2)
     for number, series in enumerate(dict.fromkeys(line.row.series for line in lines)):
         mine = sorted((line for line in lines if line.row.series == series), key=lambda line: line.row.x)
@@ -215,10 +262,24 @@ def write_plot(table: Table, out: Path) -> Path | None:
         ax.set_xticks(sorted({line.row.x for line in lines}))
     ax.set_xlabel(figure_of.x_label)
     ax.set_ylabel("Recall@1 (%)")
-    ax.set_title(f"{figure_of.title}\nbudget {table.budget.name}, {table.seeds} seed(s)", fontsize=10, color=GREY)
+    ax.set_title(_title(table, figure_of), fontsize=10, color=GREY)
     ax.legend(frameon=False, fontsize=8)
-    path = table_path(table, out, "png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with file_aside(path) as aside:
-        save(figure, aside)
-    return path
+    return figure
+
+
+def refresh(page: Path, tables: Iterable[Table]) -> list[str]:
+    """Put tables into a Markdown page, each between `<!-- table NAME-BUDGET -->` and `<!-- end -->`; their names."""
+    text = page.read_text(encoding="utf-8")
+    done = []
+    for table in tables:
+        name = f"{table.experiment.name}-{table.budget.name}"
+        begin, end = f"<!-- table {name} -->", "<!-- end -->"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            _, found, after = rest.partition(end)
+            if not found:
+                raise DataError(f"{page} must have {end} behind {begin}.")
+            text = f"{before}{begin}\n\n{table.rows()}\n\n{table.note}.\n\n{end}{after}"
+            done.append(name)
+    files.write(page, text.encode())
+    return done

@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +18,9 @@ from bier.config import Config, TrainConfig
 from bier.errors import ConfigError, DataError, TrainingError
 from bier.method import equations
 from bier.training import run_folder
-from bier.training.finish import measure, save_model
 from bier.training.objective import Objective, ObjectiveParts
 from bier.training.run_folder import Checkpoint
-from bier.training.setup import MetricBuilder, Workbench, build, solve_start
+from bier.training.setup import MetricBuilder, TrainingSetup, build, solve_start
 
 
 class Observer(Protocol):
@@ -53,15 +52,15 @@ class Run(NamedTuple):
 
 
 @dataclass
-class Standing:
-    """How far a run has come, and its best validation so far."""
+class TrainerState:
+    """The current step and the best validation so far."""
 
     step: int = 0
     best_step: int | None = None
     best_value: float | None = None
     stale: int = 0  # validations since the best
 
-    def judge(self, value: float) -> None:
+    def record_validation(self, value: float) -> None:
         if self.best_value is None or value > self.best_value:
             self.best_step, self.best_value, self.stale = self.step, value, 0
         else:
@@ -78,6 +77,7 @@ def train(
     resume: bool = False,
     observer: Observer | None = None,
     metric: MetricBuilder | None = None,
+    snapshots: Collection[int] = (),
 ) -> Run:
     """Train what `config` says and leave a run folder: config, metrics, checkpoints, model.
 
@@ -85,54 +85,58 @@ def train(
     from its newest checkpoint and ends with the very weights and metrics that an uninterrupted run has.
     metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
     module that takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
+    snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
     """
     run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
     observer = observer or Silent()
     with distributed.process_group():
         _check_folder(run, config, resume)
-        bench = build(config, run, observer.prepare, metric)
-        optimizer = _optimizer(config, bench.objective)
-        standing = _start_or_restore(run, config, bench, optimizer, observer)
+        _check_snapshots(run, config, snapshots)
+        setup = build(config, run, observer.prepare, metric)
+        optimizer = _optimizer(config, setup.objective)
+        state = _start_or_restore(run, config, setup, optimizer, observer)
         interrupted = False
-        metrics = run_folder.Metrics(run, resume_at=standing.step, writes=distributed.rank() == 0)
+        metrics = run_folder.Metrics(run, resume_at=state.step, writes=distributed.rank() == 0)
         with closing(metrics), stop_requests() as stopping:
-            model: torch.nn.Module = bench.objective
+            model: torch.nn.Module = setup.objective
             if distributed.world() > 1:
-                model = DistributedDataParallel(bench.objective)
-            batches = iter(bench.feed.batches(bench.sampler))
-            bench.objective.train()
+                model = DistributedDataParallel(setup.objective)
+            batches = iter(setup.feed.batches(setup.sampler))
+            setup.objective.train()
 
-            while not standing.done(config.train) and not interrupted:
+            while not state.done(config.train) and not interrupted:
                 started = time.perf_counter()
                 inputs, numbers = next(batches)
-                standing.step += 1
-                row = _step(config, bench, model, optimizer, inputs, bench.labels[numbers], standing.step, run)
-                if bench.validation and _due(standing.step, config.train.validate_every, config):
-                    value, *learners = distributed.from_first(lambda: measure(bench))
-                    standing.judge(value)
-                    row = {"step": standing.step, **row, "validation": value, "validation_learners": learners}
+                state.step += 1
+                row = _step(config, setup, model, optimizer, inputs, setup.labels[numbers], state.step, run)
+                if (validation := setup.validation) and _due(state.step, config.train.validate_every, config):
+                    value, *learners = distributed.from_first(lambda: validation.measure(setup.objective))
+                    state.record_validation(value)
+                    row = {"step": state.step, **row, "validation": value, "validation_learners": learners}
                 if row:
                     seconds = time.perf_counter() - started
-                    metrics.write(row, {"images_per_second": bench.sampler.batch_size / seconds})
-                observer.step(standing.step, config.train.steps, row)
+                    metrics.write(row, {"images_per_second": setup.sampler.batch_size / seconds})
+                observer.step(state.step, config.train.steps, row)
 
-                ending = standing.done(config.train)
+                ending = state.done(config.train)
                 interrupted = distributed.agree(bool(stopping)) and not ending
-                is_best = standing.best_step == standing.step
-                if _due(standing.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
-                    _save(run, config, bench, optimizer, standing, metrics)
+                is_best = state.best_step == state.step
+                if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
+                    _save_snapshot(run, setup, state.step)
+                if _due(state.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
+                    _save(run, config, setup, optimizer, state, metrics)
 
         if not interrupted and distributed.rank() == 0:
-            best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{standing.best_step}"
+            best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
             if best.is_dir():
-                run_folder.load_module(bench.objective, run_folder.read_checkpoint(best).tensors)
-            save_model(run, config, bench)
-        return Run(run, standing.step, standing.best_step, standing.best_value, interrupted)
+                run_folder.load_module(setup.objective, run_folder.read_checkpoint(best).tensors)
+            run_folder.save_model(run, setup.model(), setup.objective.metric)
+        return Run(run, state.step, state.best_step, state.best_value, interrupted)
 
 
 def _step(
     config: Config,
-    bench: Workbench,
+    setup: TrainingSetup,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     inputs: Tensor,
@@ -143,19 +147,19 @@ def _step(
     """One step of training; its line of metrics.jsonl where one is due, else nothing."""
     for group in optimizer.param_groups:
         group["lr"] = group["factor"] * _learning_rate(config.train, step)
-    parts = _forward(model, inputs.to(bench.device), labels.to(bench.device), step, run)
+    parts = _forward(model, inputs.to(setup.device), labels.to(setup.device), step, run)
     logging = _due(step, config.train.log_every, config)
-    row = _row(step, parts, bench.objective, optimizer) if logging else {}
+    row = _row(step, parts, setup.objective, optimizer) if logging else {}
     optimizer.zero_grad()
     parts.total.backward()
     if logging:
-        row["gradient_norm"] = _gradient_norm(bench.objective)
+        row["gradient_norm"] = _gradient_norm(setup.objective)
         if not math.isfinite(row["gradient_norm"]):
             raise _broken(step, f"The norm of the gradient is {row['gradient_norm']}.", run)
     optimizer.step()
-    bench.objective.after_step()
+    setup.objective.after_step()
     if logging:
-        row["row_norm_deviation"] = float(equations.row_norm_deviation(bench.objective.ensemble.weight))
+        row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
     return row
 
 
@@ -171,6 +175,25 @@ def _check_folder(run: Path, config: Config, resume: bool) -> None:
         raise ConfigError(f"{run} already holds a run. Resume it with --resume {run}, or choose another --out.")
     if resume:
         run_folder.check_same_config(run, config)
+
+
+def _check_snapshots(run: Path, config: Config, snapshots: Collection[int]) -> None:
+    newest = run_folder.newest(run / run_folder.CHECKPOINTS)
+    reached = run_folder.step_of(newest) if newest else 0
+    for step in sorted(snapshots):
+        if not 1 <= step <= config.train.steps:
+            raise ConfigError(
+                f"The 'snapshots' parameter must hold steps from 1 to {config.train.steps}. Got {step} instead."
+            )
+        if step <= reached and not run_folder.model_folder(run, step).is_dir():
+            raise ConfigError(
+                f"The run {run} has reached step {reached} without a snapshot of step {step}. Name it from the start."
+            )
+
+
+def _save_snapshot(run: Path, setup: TrainingSetup, step: int) -> None:
+    if distributed.rank() == 0 and not run_folder.model_folder(run, step).is_dir():
+        run_folder.save_model(run, setup.model(), setup.objective.metric, step)
 
 
 def _optimizer(config: Config, objective: Objective) -> torch.optim.Optimizer:
@@ -244,34 +267,34 @@ def _gradient_norm(objective: Objective) -> float:
 
 
 def _start_or_restore(
-    run: Path, config: Config, bench: Workbench, optimizer: torch.optim.Optimizer, observer: Observer
-) -> Standing:
+    run: Path, config: Config, setup: TrainingSetup, optimizer: torch.optim.Optimizer, observer: Observer
+) -> TrainerState:
     """Begin a run, or take it up where its newest checkpoint left it."""
     distributed.meet()  # no process writes before all have looked
     newest = run_folder.newest(run / run_folder.CHECKPOINTS)
     if newest is None:
         if distributed.rank() == 0:
-            run_folder.write_config(run, config, bench.dataset.split)
-            solve_start(config, bench, observer.prepare)
+            run_folder.write_config(run, config, setup.dataset.split)
+            solve_start(config, setup, observer.prepare)
         torch.manual_seed(config.seed + distributed.rank())
-        return Standing()
+        return TrainerState()
     state = run_folder.read_checkpoint(newest)
-    run_folder.load_module(bench.objective, state.tensors)
+    run_folder.load_module(setup.objective, state.tensors)
     run_folder.load_optimizer(optimizer, state.tensors)
-    bench.sampler.load_state_dict(state.values["sampler"])
+    setup.sampler.load_state_dict(state.values["sampler"])
     random = state.tensors["random"]
     if len(random) != distributed.world():
         raise ConfigError(f"The run was made by {len(random)} processes and must go on with as many.")
     torch.set_rng_state(random[distributed.rank()].clone())  # torch reads a row of a matrix from the matrix' start
-    return Standing(**state.values["standing"])
+    return TrainerState(**state.values["standing"])
 
 
 def _save(
     run: Path,
     config: Config,
-    bench: Workbench,
+    setup: TrainingSetup,
     optimizer: torch.optim.Optimizer,
-    standing: Standing,
+    state: TrainerState,
     metrics: run_folder.Metrics,
 ) -> None:
     """Write a checkpoint, whose metrics are durable before it is, and remove old ones."""
@@ -279,18 +302,18 @@ def _save(
     if distributed.rank() != 0:
         return
     tensors = {
-        **run_folder.module_tensors(bench.objective),
+        **run_folder.module_tensors(setup.objective),
         **run_folder.optimizer_tensors(optimizer),
         "random": random,
     }
     broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     if broken:  # a loss may be finite and its gradient not; what it leaves behind is no good checkpoint
-        raise _broken(standing.step, f"{broken[0]} contains NaN or infinite values.", run)
-    values = {"standing": asdict(standing), "sampler": bench.sampler.state_dict(batches=standing.step)}
+        raise _broken(state.step, f"{broken[0]} contains NaN or infinite values.", run)
+    values = {"standing": asdict(state), "sampler": setup.sampler.state_dict(batches=state.step)}
     metrics.flush()
     folder = run / run_folder.CHECKPOINTS
-    run_folder.write_checkpoint(folder, standing.step, Checkpoint(tensors, values))
-    run_folder.prune(folder, config.train.keep_checkpoints, standing.best_step)
+    run_folder.write_checkpoint(folder, state.step, Checkpoint(tensors, values))
+    run_folder.prune(folder, config.train.keep_checkpoints, state.best_step)
 
 
 AT_ONCE = 1.0  # seconds; torchrun hands on a Ctrl-C that its processes have also got from the terminal

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bier.config import Config
@@ -53,6 +54,12 @@ class Objective(nn.Module):
         with autocast(self.precision, inputs.device):
             features: Tensor = self.network(inputs)
         return features.to(self.ensemble.weight.dtype)
+
+    @torch.no_grad()
+    def embed(self, inputs: Tensor) -> Tensor:
+        """The raw embedding z (B, d) of what a feed gives, on the device of W."""
+        z: Tensor = self.ensemble(self.features(inputs.to(self.ensemble.weight.device)))
+        return z
 
     def forward(self, inputs: Tensor, labels: Tensor) -> ObjectiveParts:
         features = gather(self.features(inputs))  # of the whole batch: the losses span all processes

@@ -21,6 +21,9 @@ import bier
 from bier import files
 from bier.config import Config
 from bier.errors import ConfigError, TrainingError
+from bier.evaluate.dataset import classifier_file
+from bier.method.classifier import BoostedClassifier
+from bier.models.model import Model
 
 STEP = "step-"
 
@@ -120,6 +123,20 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
+
+
+def model_folder(run: Path, step: int | None = None) -> Path:
+    return run / (MODEL if step is None else f"{MODEL}-{STEP}{step}")
+
+
+def save_model(run: Path, model: Model, metric: nn.Module, step: int | None = None) -> Path:
+    """Write runs/NAME/model, or runs/NAME/model-step-N for a snapshot; a classifier goes to a file beside it."""
+    folder = model_folder(run, step)
+    with writing(folder, run / CHECKPOINTS):
+        if isinstance(metric, BoostedClassifier):
+            files.write(classifier_file(folder), save(metric.state_dict()))
+        model.save(folder)
+    return folder
 
 
 def write_config(run: Path, config: Config, split: Mapping[str, Any]) -> None:

@@ -17,15 +17,19 @@ from bier.config import Config
 from bier.data import Dataset, Part
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
+from bier.evaluate.dataset import accuracies
+from bier.evaluate.recall import recall_at_k
 from bier.images import Batches, PreparedImages, in_order
 from bier.images.dataset import Progress
+from bier.method.classifier import BoostedClassifier
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble, Start
-from bier.method.equations import group_sizes
+from bier.method.equations import Weighting, group_sizes, unit_rows
 from bier.method.initialise import initialise
 from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
 from bier.models.maps import TrunkCache
+from bier.models.model import Model
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 Plan = Iterable[Sequence[tuple[int, int]]]
@@ -129,6 +133,7 @@ def feed_for(part: Part, backbone: Backbone, config: Config, progress: Progress 
     return PixelFeed(part, backbone, config, progress)
 
 
+VALIDATION_BATCH = 128
 EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
 FEATURES_FOR_MEAN = 1_000  # images whose mean feature the bias takes away
@@ -140,8 +145,33 @@ MetricBuilder = Callable[[int, int], nn.Module]  # (size of the embedding, numbe
 
 
 @dataclass
-class Workbench:
-    """Everything a run works with."""
+class Validation:
+    """The validation part of the data set, measured while the run trains."""
+
+    feed: Feed
+    labels: NDArray[np.int64]  # of all images of the part
+    weighting: Weighting
+
+    @torch.no_grad()
+    def measure(self, objective: Objective) -> list[float]:
+        """R@1 (or accuracy, for a classifier) in percent: of the ensemble, then of each learner."""
+        objective.eval()
+        z = torch.cat([objective.embed(inputs) for inputs in self.feed.in_order(self.feed.kept, VALIDATION_BATCH)])
+        labels = torch.from_numpy(self.labels[self.feed.kept]).to(z.device)
+        if isinstance(objective.metric, BoostedClassifier):
+            right = accuracies(objective.metric, z, labels)
+            values = [value for name, value in right.items() if not name.startswith("prefix-")]
+        else:
+            z, labels, ensemble = z.cpu(), labels.cpu(), objective.ensemble
+            vectors = [ensemble.vector(z, self.weighting), *map(unit_rows, ensemble.split(z))]
+            values = [recall_at_k(one, labels, [1])[1] for one in vectors]
+        objective.train()
+        return values
+
+
+@dataclass
+class TrainingSetup:
+    """What a config describes, built: data, networks, losses, batches."""
 
     config: Config
     dataset: Dataset
@@ -150,17 +180,17 @@ class Workbench:
     feed: Feed
     labels: Tensor  # (N,) of the training images
     sampler: BalancedBatches
-    validation: tuple[Feed, NDArray[np.int64]] | None
+    validation: Validation | None
 
     @property
     def device(self) -> torch.device:
         return self.objective.ensemble.weight.device
 
-    @torch.no_grad()
-    def embed(self, inputs: Tensor) -> Tensor:
-        """The raw embedding z (B, d) of what a feed gives."""
-        z: Tensor = self.objective.ensemble(self.objective.features(inputs.to(self.device)))
-        return z
+    def model(self) -> Model:
+        """The backbone and the embedding with their present weights, without anything that only training needs."""
+        config = self.config
+        metadata = {"data": config.data.name, "method": config.method, "seed": config.seed}
+        return Model(self.backbone, self.objective.ensemble, config.model.weighting, config.train.precision, metadata)
 
 
 def load_data(config: Config) -> Dataset:
@@ -215,7 +245,7 @@ def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
 
 
-def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder | None = None) -> Workbench:
+def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder | None = None) -> TrainingSetup:
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
@@ -244,7 +274,7 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
         distributed.world(),
         indices=feed.kept,
     )
-    return Workbench(
+    return TrainingSetup(
         config,
         dataset,
         backbone,
@@ -320,29 +350,29 @@ def _drawn_start(config: Config) -> Start:
 
 def _validation(
     config: Config, dataset: Dataset, backbone: Backbone, run: Path, progress: Preparing
-) -> tuple[Feed, NDArray[np.int64]] | None:
+) -> Validation | None:
     if "validation" not in dataset.parts:
         return None
     part = dataset["validation"]
     _, feed = feed_and_network(config, backbone, part, run, progress, training=False)
-    return feed, part.labels
+    return Validation(feed, part.labels, config.model.weighting)
 
 
-def solve_start(config: Config, bench: Workbench, progress: Preparing) -> None:
+def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
     """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, rows held at
     length 1, and the bias that centres the embedding, each where the config asks for it."""
-    ensemble = bench.objective.ensemble
+    ensemble = setup.objective.ensemble
     loss = diversity_loss(config, config.model.start, ensemble.groups)
     if loss is None and not config.model.bias:
-        bench.objective.after_step()
+        setup.objective.after_step()
         return
     generator = np.random.default_rng(config.seed)
     most = MOST_FEATURES if loss is not None else FEATURES_FOR_MEAN
-    chosen = np.sort(generator.permutation(bench.feed.kept)[:most])
-    features = torch.cat(_features(bench, chosen, progress))
+    chosen = np.sort(generator.permutation(setup.feed.kept)[:most])
+    features = torch.cat(_features(setup, chosen, progress))
     if loss is not None:
         _solve(config, ensemble, features, loss, progress)
-    bench.objective.after_step()
+    setup.objective.after_step()
     if config.model.bias:
         ensemble.centre(features)
 
@@ -367,11 +397,11 @@ def _solve(
 
 
 @torch.no_grad()
-def _features(bench: Workbench, numbers: NDArray[np.int64], progress: Preparing) -> list[Tensor]:
+def _features(setup: TrainingSetup, numbers: NDArray[np.int64], progress: Preparing) -> list[Tensor]:
     """phi of one view of each image, by the pretrained network."""
-    bench.objective.eval()
+    setup.objective.eval()
     rows: list[Tensor] = []
-    for inputs, _ in bench.feed.batches(in_order(numbers, 64)):
-        rows.append(bench.objective.features(inputs.to(bench.device)))
+    for inputs, _ in setup.feed.batches(in_order(numbers, 64)):
+        rows.append(setup.objective.features(inputs.to(setup.device)))
         progress("features for the start", sum(map(len, rows)), len(numbers))
     return rows
