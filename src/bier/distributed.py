@@ -102,16 +102,6 @@ def from_first(compute: Callable[[], list[float]]) -> list[float]:
     return values[0]
 
 
-@contextmanager
-def first_process_first() -> Iterator[None]:
-    """Process 0 does the work of the block; the others follow when it has, and find it done."""
-    if world() > 1 and rank() != 0:
-        dist.barrier()
-    yield
-    if world() > 1 and rank() == 0:
-        dist.barrier()
-
-
 def sharded(
     numbers: NDArray[np.int64], compute: Callable[[NDArray[np.int64]], NDArray[np.float32]]
 ) -> NDArray[np.float32]:

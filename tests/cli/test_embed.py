@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from bier.images import PreparedImages
+from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import embedding_file
 from bier.models.backbones import build_backbone
@@ -72,7 +72,7 @@ def test_a_table_with_boxes_and_a_broken_file(cli: Cli, place: Path) -> None:
     assert code == 0, errors
     assert [Path(one["path"]).name for one in json.loads(output)["skipped"]] == ["broken.jpg"]
     boxes = [row[2:] for row in rows]
-    expected = load(place / "run").encode(PreparedImages([place / row[0] for row in rows], 48, boxes))
+    expected = load(place / "run").encode(ImageDataset([place / row[0] for row in rows], 48, boxes))
     np.testing.assert_allclose(load_file(place / "t.safetensors")["vectors"], expected, atol=1e-5)
     assert json.loads((place / "t.json").read_text())["labels"] == [row[1] for row in rows]
 
@@ -80,7 +80,7 @@ def test_a_table_with_boxes_and_a_broken_file(cli: Cli, place: Path) -> None:
 def test_an_interrupted_pass_goes_on_and_ranks_share(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_file, "SHARD", 5)
     model = load(place / "run")
-    source = PreparedImages(sorted((place / "photos").rglob("*.png")), 48)
+    source = ImageDataset(sorted((place / "photos").rglob("*.png")), 48)
 
     def again(about: str = "first") -> EmbeddingFile:
         return EmbeddingFile(model, source, place / "r.safetensors", {"about": about})

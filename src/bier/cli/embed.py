@@ -60,14 +60,14 @@ def embed(
     start = time.perf_counter()
     listing = _folder(images) if images.is_dir() else _table(images)
     about = about_model(model)
-    from bier.images import PreparedImages
+    from bier.images import ImageDataset
     from bier.models.embedding_file import EmbeddingFile
     from bier.models.model import load
 
     with _processes() as (rank, world, wait), progress_bar() as bar:
         loaded = load(model)
         files = [listing.root / path for path in listing.paths]
-        source = PreparedImages(
+        source = ImageDataset(
             files, loaded.backbone.resize, listing.boxes, cache=cache, skip_broken=skip_broken, workers=workers
         )
         kept = source.kept.tolist()

@@ -167,7 +167,7 @@ def _encoded(run: Path, model: "Model", source: _Source, bar: Bar) -> "Collectio
 
 
 def _encode(model: "Model", source: _Source, bar: Bar) -> "Index":
-    from bier.images import PreparedImages
+    from bier.images import ImageDataset
     from bier.search import Index
 
     task = bar.add_task("encoding images", total=len(source.images), status="")
@@ -175,7 +175,7 @@ def _encode(model: "Model", source: _Source, bar: Bar) -> "Index":
     def follow(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
 
-    images = PreparedImages(
+    images = ImageDataset(
         source.images, model.backbone.resize, source.boxes, skip_broken=source.skip_broken, progress=follow
     )
     for broken in images.broken:

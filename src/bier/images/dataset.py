@@ -127,9 +127,14 @@ class ImageDataset(Dataset[Any]):
             return row
         image = self.images[index]
         box = self._box(index)
-        if box is None and isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):
+        square = (self.size, self.size, 3)
+        if isinstance(image, np.ndarray) and image.shape == square and image.dtype == np.uint8 and box is None:
             return image
         return read_prepared(image, self.size, box)
+
+    def batches(self, plan: Iterable[Sequence[Item]], workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(pixels (B, 3, crop, crop), indices (B,)) for each batch of (index, seed); see `load_batches`."""
+        return load_batches(self.view(self.crop, self.augment, np.arange(len(self))), plan, workers)
 
     def view(self, crop: int, augment: str = "none", labels: ArrayLike | None = None) -> Self:
         """The same images cropped and augmented in another way; nothing is read again."""
@@ -239,6 +244,17 @@ def collate(items: Sequence[Any]) -> Any:
         pixels, labels = default_collate([(tensor.permute(1, 2, 0), label) for tensor, label in items])
         return pixels.permute(0, 3, 1, 2), labels
     return default_collate([tensor.permute(1, 2, 0) for tensor in items]).permute(0, 3, 1, 2)
+
+
+def in_order(images: int | ArrayLike, batch_size: int) -> BatchSampler:
+    """Batches of all images in order, seed 0, the last one as short as it must be.
+
+    `images` is how many there are, or their indices (such as `ImageDataset.kept`).
+    """
+    if batch_size < 1:
+        raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
+    indices = range(images) if isinstance(images, int) else np.asarray(images, np.int64).tolist()
+    return BatchSampler([(index, 0) for index in indices], batch_size, drop_last=False)  # type: ignore[misc]
 
 
 def load_batches(

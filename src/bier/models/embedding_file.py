@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save
 
 from bier import files
 from bier.errors import ModelError
-from bier.images import PreparedImages
+from bier.images import ImageDataset
 from bier.models.model import Model
 
 SHARD = 2_048  # images in a shard: what an interruption may cost
@@ -33,7 +33,7 @@ class EmbeddingFile:
             shards that are there belong to this pass.
     """
 
-    def __init__(self, model: Model, source: PreparedImages, out: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, model: Model, source: ImageDataset, out: Path, about: Mapping[str, Any]) -> None:
         self.model, self.source, self.out, self.about = model, source, out, dict(about)
         self.parts = out.with_suffix(".parts")
         kept = source.kept.tolist()

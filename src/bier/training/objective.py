@@ -28,7 +28,7 @@ class ObjectiveParts(NamedTuple):
 class Objective(nn.Module):
     """Everything that has weights to train. `forward` is line 18 of the method.
 
-    `network` maps what the feed deals out (pixels, maps of a frozen trunk, or features) to features (B, h).
+    `network` maps the inputs (pixels, maps of a frozen trunk, or features) to features (B, h).
     Under DistributedDataParallel each process brings its share of the batch and the losses see all of it.
     """
 
@@ -57,7 +57,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def embed(self, inputs: Tensor) -> Tensor:
-        """The raw embedding z (B, d) of what a feed gives, on the device of W."""
+        """The raw embedding z (B, d) of the inputs, on the device of W."""
         z: Tensor = self.ensemble(self.features(inputs.to(self.ensemble.weight.device)))
         return z
 
