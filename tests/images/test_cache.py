@@ -149,7 +149,9 @@ def test_a_reader_does_not_see_rows_of_a_later_build(paths: list[Path], tmp_path
     second, read = opened(paths, tmp_path)
     assert read == 1
     np.testing.assert_array_equal(second.prepared(2), read_prepared(paths[2], SIZE))
-    np.testing.assert_array_equal(first.prepared(2), read_prepared(paths[2], SIZE))  # from the file: the stamp is not its own
+    np.testing.assert_array_equal(
+        first.prepared(2), read_prepared(paths[2], SIZE)
+    )  # from the file: the stamp is not its own
     assert first._cache is not None
     assert first._cache.row(2) is None
 

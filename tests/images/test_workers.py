@@ -21,17 +21,14 @@ class Tasks(Dataset[int]):
     def __init__(self, task: Callable[[int], int]) -> None:
         self.task = task
 
-    def __getitem__(self, number: int) -> int:
+    def __getitem__(self, numbers: list[int]) -> int:
+        (number,) = numbers
         return self.task(number)
-
-
-def first(items: list[int]) -> int:
-    return items[0]
 
 
 def answers_of(task: Callable[[int], int], numbers: Iterable[int], workers: int) -> Iterator[int]:
     """The answers of a loader whose batches hold one item each."""
-    return load_batches(Tasks(task), ([number] for number in numbers), workers, first)
+    return load_batches(Tasks(task), ([number] for number in numbers), workers)
 
 
 def square_after_a_nap(number: int) -> int:

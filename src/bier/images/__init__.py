@@ -1,7 +1,7 @@
 """From a file to uint8 pixels: decode, prepare, augment, cache; a torch Dataset of them."""
 
 from bier.images.cache import PixelCache
-from bier.images.dataset import Broken, ImageDataset, collate, default_workers, in_order, load_batches
+from bier.images.dataset import Broken, ImageDataset, default_workers, in_order, load_batches
 from bier.images.decode import MAX_PIXELS, Box, Source, open_image, printable
 from bier.images.transforms import AUGMENTATIONS, augment, prepare, read_prepared
 
@@ -14,7 +14,6 @@ __all__ = [
     "PixelCache",
     "Source",
     "augment",
-    "collate",
     "default_workers",
     "in_order",
     "load_batches",

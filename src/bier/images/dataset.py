@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from bier.errors import BierError, ConfigError, DataError
 from bier.images.cache import PixelCache
@@ -57,7 +57,7 @@ class ImageDataset(Dataset[Any]):
     `dataset[index]` is the image without a random augmentation (seed 0), `dataset[index, seed]` the image that this
     seed draws; it depends on index and seed alone, never on the process or the order. `BalancedBatches` yields such
     pairs, so that both go into a plain `DataLoader(dataset, batch_sampler=sampler)`. With `labels` (N,) an item is the
-    pair (pixels, label). The pixels of a tensor lie channels-last in memory; `collate` keeps them so in a batch.
+    pair (pixels, label). A list of items gives a whole batch, channels-last in memory.
 
     Args:
         images: paths, bytes of files, PIL images and arrays in a sequence, or one uint8 array (N, H, W, 3).
@@ -113,13 +113,21 @@ class ImageDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, item: Item) -> Any:
-        index, seed = item if isinstance(item, tuple) else (item, 0)
-        pixels = augmented(self.prepared(index), self.crop, self.augment, seed)
-        if isinstance(self.images[index], np.ndarray) or not pixels.flags.writeable:
-            pixels = np.array(pixels)  # the tensor must not share memory with what the caller has
-        tensor = torch.from_numpy(pixels).permute(2, 0, 1)
-        return tensor if self.labels is None else (tensor, int(self.labels[index]))
+    def __getitem__(self, item: Item | list[Item]) -> Any:
+        if isinstance(item, list):
+            return self._batch(item)
+        if self.labels is None:
+            return self._batch([item])[0]
+        pixels, labels = self._batch([item])
+        return pixels[0], int(labels[0])
+
+    def _batch(self, items: Sequence[Item]) -> Any:
+        pairs = [item if isinstance(item, tuple) else (item, 0) for item in items]
+        pixels = np.empty((len(items), self.crop, self.crop, 3), np.uint8)
+        for row, (index, seed) in zip(pixels, pairs, strict=True):
+            row[:] = augmented(self.prepared(index), self.crop, self.augment, seed)
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        return batch if self.labels is None else (batch, torch.from_numpy(self.labels[[index for index, _ in pairs]]))
 
     def prepared(self, index: int) -> NDArray[np.uint8]:
         """Image `index` as uint8 (size, size, 3), neither cropped nor augmented; a DataError where it is broken."""
@@ -211,7 +219,7 @@ class ImageDataset(Dataset[Any]):
     ) -> Iterator[tuple[list[int], Tensor, list[str]]]:
         """(indices, pixels, why each cannot be read or "") of one chunk after the other."""
         chunks = list(BatchSampler(indices, _CHUNK, drop_last=False))
-        batches = load_batches(_Attempts(self, keep_pixels), chunks, self._workers_for(len(indices)), default_collate)
+        batches = load_batches(_Attempts(self, keep_pixels), chunks, self._workers_for(len(indices)))
         done = 0
         for chunk, (pixels, reasons) in zip(chunks, batches, strict=True):
             yield chunk, pixels, reasons
@@ -226,24 +234,18 @@ class _Attempts(Dataset[Any]):
     def __init__(self, images: ImageDataset, keep_pixels: bool) -> None:
         self.images, self.keep_pixels = images, keep_pixels
 
-    def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        pixels, reason = np.zeros((self.images.size, self.images.size, 3), np.uint8), ""
-        try:
-            pixels = self.images.prepared(index)
-        except DataError as error:
-            reason = str(error)
-        return torch.from_numpy(np.array(pixels)) if self.keep_pixels else torch.empty(0), reason
-
-
-def collate(items: Sequence[Any]) -> Any:
-    """torch's `default_collate` for items of an ImageDataset; the batch stays channels-last.
-
-    The default would rearrange every image to channels-first, which takes time here and again in the network.
-    """
-    if isinstance(items[0], tuple):
-        pixels, labels = default_collate([(tensor.permute(1, 2, 0), label) for tensor, label in items])
-        return pixels.permute(0, 3, 1, 2), labels
-    return default_collate([tensor.permute(1, 2, 0) for tensor in items]).permute(0, 3, 1, 2)
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, list[str]]:
+        size, reasons = self.images.size, [""] * len(indices)
+        pixels = np.zeros((len(indices), size, size, 3) if self.keep_pixels else 0, np.uint8)
+        for row, index in enumerate(indices):
+            try:
+                prepared = self.images.prepared(index)
+            except DataError as error:
+                reasons[row] = str(error)
+                continue
+            if self.keep_pixels:
+                pixels[row] = prepared
+        return torch.from_numpy(pixels), reasons
 
 
 def in_order(images: int | ArrayLike, batch_size: int) -> BatchSampler:
@@ -257,17 +259,13 @@ def in_order(images: int | ArrayLike, batch_size: int) -> BatchSampler:
     return BatchSampler([(index, 0) for index in indices], batch_size, drop_last=False)  # type: ignore[misc]
 
 
-def load_batches(
-    dataset: Dataset[Any],
-    batches: Iterable[Sequence[Item]],
-    workers: int | None = None,
-    collate_fn: Callable[[Any], Any] = collate,
-) -> Iterator[Any]:
-    """The batches of a DataLoader with `batch_sampler=batches`, which may be endless, in their order.
+def load_batches(dataset: Dataset[Any], batches: Iterable[Sequence[Item]], workers: int | None = None) -> Iterator[Any]:
+    """`dataset[list(batch)]` for each batch, by a DataLoader: in order, read ahead by workers. Batches may be endless.
 
-    What it adds to a plain DataLoader: an error in a worker is raised as it is in this process, in one line without
-    the worker's traceback; a worker that dies is a DataError; the global generator of torch is left alone.
-    Workers read ahead, so a sampler is ahead of the batches that have come out.
+    What it adds to `DataLoader(dataset, batch_sampler=batches)`: a data set that gives a whole batch at once writes it
+    into one array, with half of the copying and channels-last as networks like it; an error in a worker is raised as
+    it is in this process, in one line without the worker's traceback; a worker that dies is a DataError; the global
+    generator of torch is left alone. As there, a sampler is ahead of the batches that have come out.
 
     workers: None chooses as `ImageDataset` describes.
     """
@@ -279,9 +277,10 @@ def load_batches(
         loaded = iter(
             DataLoader(
                 dataset,
-                batch_sampler=batches,  # type: ignore[arg-type]  # torch types it with lists of one kind of item
+                sampler=(list(batch) for batch in batches),
+                batch_size=None,
                 num_workers=check_workers(workers) or 0,
-                collate_fn=collate_fn,
+                collate_fn=_unchanged,
                 generator=torch.Generator(),
             )
         )
@@ -290,6 +289,10 @@ def load_batches(
 
 
 _DONE = object()
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def _next_batch(loaded: Iterator[Any]) -> Any:

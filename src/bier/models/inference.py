@@ -12,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from bier.errors import ConfigError, DataError
-from bier.images import ImageDataset, Source, collate, default_workers, in_order
+from bier.images import ImageDataset, Source, default_workers, in_order
 from bier.images.dataset import Item, check_workers, run_in_threads
 from bier.models.backbone import Backbone, autocast, reuse_memory
 
@@ -104,8 +104,7 @@ def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers
     if isinstance(images, ImageDataset):
         dataset = images.view(crop)
         threads = dataset.best_workers if chosen is None else chosen
-        plan = in_order(images.kept, batch_size)
-        return run_in_threads(lambda batch: collate([dataset[item] for item in batch]), plan, threads)
+        return run_in_threads(lambda batch: dataset[list(batch)], in_order(images.kept, batch_size), threads)
     sources = _each(images)
     first = list(islice(sources, _FEW + 1))
     if chosen is None:
@@ -113,8 +112,7 @@ def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers
         chosen = default_workers() if many_files else 0
 
     def read(group: list[Source]) -> Tensor:
-        dataset = ImageDataset(group, size, crop=crop)
-        pixels: Tensor = collate([dataset[index] for index in range(len(group))])
+        pixels: Tensor = ImageDataset(group, size, crop=crop)[list(range(len(group)))]
         return pixels
 
     return run_in_threads(read, _grouped(chain(first, sources), batch_size), chosen)
