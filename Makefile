@@ -1,10 +1,9 @@
-# Every target sets up what it needs; `make help` lists them.
+# Every target installs what it needs; `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Two busy pools of threads starve each other when they spin while they wait.
+# Two busy pools of threads slow each other down when they spin while they wait.
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
@@ -13,33 +12,53 @@ export OMP_WAIT_POLICY := PASSIVE
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-setup: $(READY)  ## create .venv and install bier with everything its tests need
+# Two stamps: what the demo needs, and that plus all extras and the test tools. Each installs only what is missing.
+USER_READY := $(VENV)/.ready-user
+DEV_READY := $(VENV)/.ready-dev
 
-$(READY): pyproject.toml
+setup: $(DEV_READY)  ## create .venv and install bier with all it needs for development (2 to 5 minutes)
+
+$(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bier needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make setup PYTHON=python3.12"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	@echo "Creating the Python environment $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+# pip is silent while it unpacks, for a minute or more. Where no terminal shows its bar, a line every ten seconds
+# says that it is still at work; it stops with the shell that started it.
+define install
+	@echo "Installing $(2) into $(VENV). The first time this takes 2 to 5 minutes, mostly for PyTorch."
+	@if [ ! -t 1 ]; then (n=0; while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
+	  n=$$((n + 10)); echo "  installing, $$n s"; done) & ticker=$$!; fi; \
+	$(BIN)/pip install --editable '$(1)'; code=$$?; [ -z "$$ticker" ] || kill $$ticker; exit $$code
+endef
+
+$(USER_READY): pyproject.toml | $(VENV)/bin/pip
+	$(call install,.[serve],bier)
 	@touch $@
 
-demo: $(READY)  ## train a baseline and A-BIER on drawn characters, compare them, write a report (about 5 minutes)
+$(DEV_READY): pyproject.toml | $(VENV)/bin/pip
+	$(call install,.[dev],bier and the test tools)
+	@touch $@ $(USER_READY)
+
+demo: $(USER_READY)  ## train a baseline and A-BIER on drawn characters, compare them, write a report (about 5 minutes)
 	$(BIN)/bier demo
 
-test: $(READY) browser  ## run the test suite and print its coverage
+test: check browser  ## run `make check`, then the test suite with its coverage
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
 
-check: $(READY)  ## lint, formatting, types and the import rule
+check: $(DEV_READY)  ## lint, formatting, types and the import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layers.py
 
-bench: $(READY)  ## run every benchmark; prints ratios measured side by side
+bench: $(DEV_READY)  ## run every benchmark; prints ratios measured side by side
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-paper: $(READY)  ## run the paper's experiments on the data at ROOT (default ../shared/data)
+paper: $(DEV_READY)  ## run the paper's experiments on the data at ROOT (default ../shared/data)
 	$(BIN)/bier paper run all --root $(or $(ROOT),../shared/data)
 
-# The page's tests drive a real Chromium. Where one can be had it is installed; elsewhere those tests skip and say so.
+# The tests of the web page drive a real Chromium. It is installed where that is possible; elsewhere they are skipped.
 browser:
 	@command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || \
 	  { [ -n "$$CI" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 && \

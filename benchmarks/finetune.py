@@ -45,7 +45,7 @@ def step(
     def run() -> None:
         with autocast(precision, CPU):
             features = network(batch().to(CPU))
-        value = loss(ensemble(features.float()), labels).total
+        value = loss(ensemble(features.float()), labels)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()

@@ -48,7 +48,7 @@ def ours(loss_name: str, boost: bool) -> Step:
     boosted = bier.BoostedLoss(GROUPS, losses[loss_name], boost)
 
     def step(z: Tensor, labels: Tensor) -> None:
-        boosted(z, labels).total.backward()
+        boosted(z, labels).backward()
 
     return step
 

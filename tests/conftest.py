@@ -1,5 +1,7 @@
 """Fixtures that many tests share."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,17 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_reaches_subprocesses() -> Iterator[None]:
+    """A shell starts background jobs (`nohup make test &`) with SIGINT ignored, and subprocesses inherit that.
+
+    A Python handler is reset to the default action in a subprocess, so the tests of Ctrl-C behave as in a terminal.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

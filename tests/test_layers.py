@@ -19,7 +19,7 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-SAME_LAYER = {("models", "method")}
+SAME_LAYER = {("config", "method")}  # the config takes its defaults from the method
 FORBIDDEN = {("web", "training"), ("search", "method")}
 METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bier.method.losses import Triplet as Triplet
     from bier.models.model import Model as Model
     from bier.models.model import load as load
+    from bier.models.model import pretrained as pretrained
     from bier.search.index import Index as Index
     from bier.training.loop import train as train
     from bier.training.methods import resolve as resolve
@@ -50,6 +51,7 @@ _HOME = {
     "group_sizes": "bier.method.equations",
     "initialise": "bier.method.initialise",
     "load": "bier.models.model",
+    "pretrained": "bier.models.model",
     "recall_at_k": "bier.evaluate.recall",
     "resolve": "bier.training.methods",
     "train": "bier.training.loop",

@@ -1,31 +1,73 @@
-"""Every setting, its default and its check. A run's config.toml holds all of them and alone suffices to repeat it."""
+"""Every setting, its default, range and meaning. A run's config.toml holds all of them and alone suffices to repeat it.
+
+The settings are frozen pydantic models, which check types, choices and ranges. What is added here: one line per error,
+in the words of a user (`_explained`), the nearest name for an unknown key, and dotted keys such as `train.steps`.
+"""
 
 import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 import tomli_w
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from bier.errors import ConfigError
+from bier.method import defaults
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
-MAY_BE_INFINITE = ("diversity.norm_weight",)
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LIMITS = (("at least", "ge"), ("at most", "le"))
+GROUPS = "a number of groups or sizes like 96-160-256"
 
 
-def setting(default: Any, about: str, *, least: float | None = None, most: float | None = None) -> Any:
+def setting(
+    default: Any, about: str, *, least: float | None = None, most: float | None = None, infinite: bool | None = None
+) -> Any:
     """A field with its default, what it is for, and the range in which it must lie."""
-    return field(default=default, metadata={"about": about, "least": least, "most": most})
+    return Field(default, description=about, ge=least, le=most, allow_inf_nan=infinite)
 
 
-@dataclass(frozen=True)
-class DataConfig:
-    name: str = setting("glyphs", "the data set; see `bier data check --help`")
-    root: str = setting("", "its folder or file")
+def _text(value: Any) -> Any:
+    """The command line reads `data.root=2026` as a number."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _group_sizes(value: Any) -> Any:
+    """A number of groups, or their sizes as a list or as 96-160-256."""
+    if isinstance(value, str) and all(part.isdigit() for part in value.split("-")):
+        value = [int(part) for part in value.split("-")]
+    value = tuple(value) if isinstance(value, list) else value
+    sizes = value if isinstance(value, tuple) else (value,)
+    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+        raise ValueError
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Groups = Annotated[int | tuple[int, ...], BeforeValidator(_group_sizes)]
+
+
+class Section(BaseModel):
+    """Settings that stand together under one name. Made by hand or from a file, they are checked in the same way."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+    section: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_explained(type(self), error)) from None
+
+
+class DataConfig(Section):
+    section = "data"
+    name: Text = setting("glyphs", "the data set; see `bier data check --help`")
+    root: Text = setting("", "its folder or file")
     size: Literal["small", "medium", "large"] = setting("small", "the test set of vehicleid")
     seed: int = setting(0, "fixes how the data is divided, and the pixels of glyphs", least=0)
     split: Literal["classes", "inside"] = setting("classes", "test classes unseen in training, or a part of each class")
@@ -38,56 +80,66 @@ class DataConfig:
     train_images: int = setting(0, "train on so many images of each class only, spread evenly; 0 for all", least=0)
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
     skip_broken: bool = setting(False, "leave out images that cannot be read")
-    cache: str = setting("", "folder of the cache of prepared images; empty for none")
+    cache: Text = setting("", "folder of the cache of prepared images; empty for none")
     workers: int = setting(-1, "processes that decode images; -1 chooses", least=-1)
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    backbone: str = setting("efficientnet_lite0", "a name that bier or timm knows")
-    weights: str = setting("", "file of pretrained weights; empty for those that come with the name")
+class ModelConfig(Section):
+    section = "model"
+    backbone: Text = setting("efficientnet_lite0", "a name that bier or timm knows")
+    weights: Text = setting("", "file of pretrained weights; empty for those that come with the name")
     resolution: int = setting(0, "side of the pictures that the network sees; 0 for the backbone's own", least=0)
     pretrained: bool = setting(True, "start from pretrained weights where there are any")
     embedding: int = setting(512, "dimensions of the embedding", least=1)
-    groups: int | tuple[int, ...] = setting(3, "number of learners, or the size of each as 96-160-256")
+    groups: Groups = setting(3, "number of learners, or the size of each as 96-160-256")
     start: Literal["glorot", "orthogonal", "activation", "adversarial"] = setting(
-        "glorot", "the embedding layer before training: drawn, or solved for with a diversity loss"
+        defaults.START, "the embedding layer before training: drawn, or solved for with a diversity loss"
     )
-    bias: bool = setting(False, "a bias in the embedding layer, which starts by taking the features' mean away")
-    weighting: Literal["alpha", "sqrt"] = setting("sqrt", "weights of the learners in the test-time vector")
-    trainable_from: str = setting("", "first stage that is trained; empty for all, 'embedding' for the last layer only")
+    bias: bool = setting(defaults.BIAS, "a bias in the embedding layer, which starts by taking the features' mean away")
+    weighting: Literal["alpha", "sqrt"] = setting(defaults.WEIGHTING, "weights of the learners in the test-time vector")
+    trainable_from: Text = setting(
+        "", "first stage that is trained; empty for all, 'embedding' for the last layer only"
+    )
     trunk_views: int = setting(0, "augmented views of the frozen stages' maps to compute once; 0 for none", least=0)
 
 
-@dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Section):
+    section = "loss"
     name: Literal["binomial-deviance", "contrastive", "triplet", "cross-entropy"] = setting(
         "binomial-deviance", "the loss; cross-entropy is for classification"
     )
-    boost: bool = setting(True, "weigh pairs for each learner by how wrong the ensemble so far is")
+    boost: bool = setting(defaults.BOOST, "weigh pairs for each learner by how wrong the ensemble so far is")
     boosting: Literal["eta", "shrinkage"] = setting(
-        "eta", "how pairs are weighed: by the loss's derivative (Algorithm 1), or the authors' gentler form"
+        defaults.BOOSTING, "how pairs are weighed: by the loss's derivative (Algorithm 1), or the authors' gentler form"
     )
-    beta1: float = setting(2.0, "slope of binomial deviance")
-    beta2: float = setting(0.5, "threshold of binomial deviance")
-    cost: float = setting(10.0, "cost of negative pairs in binomial deviance; the paper's is 25")
+    beta1: float = setting(defaults.BETA1, "slope of binomial deviance")
+    beta2: float = setting(defaults.BETA2, "threshold of binomial deviance")
+    cost: float = setting(defaults.COST, "cost of negative pairs in binomial deviance; the paper's is 25")
     margin: float = setting(-1.0, "margin of contrastive or triplet loss; -1 for the paper's")
-    dropout: float = setting(0.0, "dropout before the classifiers", least=0, most=0.95)
+    dropout: float = setting(defaults.DROPOUT, "dropout before the classifiers", least=0, most=0.95)
 
 
-@dataclass(frozen=True)
-class DiversityConfig:
+class DiversityConfig(Section):
+    section = "diversity"
     name: Literal["none", "activation", "adversarial"] = setting("none", "the auxiliary loss during training")
     weight: float = setting(1e-3, "lambda_div", least=0)
-    norm_weight: float = setting(float("inf"), "lambda_w; inf holds the rows of W at length 1 exactly", least=0)
-    reduction: Literal["sum", "mean"] = setting("mean", "sums as in the paper, or means as its authors ran it")
-    hidden: int = setting(512, "size of the regressors' hidden layer", least=1)
-    scale_features: bool = setting(True, "divide features by their root mean square before the diversity loss")
-    through_backbone: bool = setting(False, "let the gradient of the diversity loss reach the backbone")
+    norm_weight: float = setting(
+        defaults.LAMBDA_W, "lambda_w; inf holds the rows of W at length 1 exactly", least=0, infinite=True
+    )
+    reduction: Literal["sum", "mean"] = setting(
+        defaults.REDUCTION, "sums as in the paper, or means as its authors ran it"
+    )
+    hidden: int = setting(defaults.HIDDEN, "size of the regressors' hidden layer", least=1)
+    scale_features: bool = setting(
+        defaults.SCALE_FEATURES, "divide features by their root mean square before the diversity loss"
+    )
+    through_backbone: bool = setting(
+        defaults.THROUGH_BACKBONE, "let the gradient of the diversity loss reach the backbone"
+    )
 
 
-@dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Section):
+    section = "train"
     steps: int = setting(1000, "steps of training", least=1)
     batch_classes: int = setting(8, "classes in a batch", least=2)
     batch_images: int = setting(8, "images of each class in a batch", least=2)
@@ -105,45 +157,42 @@ class TrainConfig:
     patience: int = setting(0, "validations without improvement before the run ends; 0 never ends early", least=0)
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Section):
     """All settings of a run. Sections and keys are those of its config.toml."""
 
     seed: int = setting(0, "fixes batches, augmentation and initial weights", least=0)
-    method: str = setting("a-bier", "the name under which the settings below were chosen")
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    diversity: DiversityConfig = field(default_factory=DiversityConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    method: Text = setting("a-bier", "the name under which the settings below were chosen")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    diversity: DiversityConfig = DiversityConfig()
+    train: TrainConfig = TrainConfig()
 
-    def __post_init__(self) -> None:
-        for key, value in self.flat().items():
-            _check(key, value, _field(key).metadata, _hint(key))
+    @model_validator(mode="after")
+    def _fit_together(self) -> "Config":
         _check_together(self)
+        return self
 
     def flat(self) -> dict[str, Any]:
         """Every setting under its dotted key, such as `train.steps`."""
         rows: dict[str, Any] = {}
-        for top in fields(self):
-            value = getattr(self, top.name)
-            if is_dataclass(value):
-                rows |= {f"{top.name}.{one.name}": getattr(value, one.name) for one in fields(value)}
-            else:
-                rows[top.name] = value
+        for name, value in self:
+            rows |= {f"{name}.{key}": one for key, one in value} if isinstance(value, Section) else {name: value}
         return rows
 
     def with_settings(self, settings: Mapping[str, Any]) -> "Config":
         """The config with these dotted keys changed. An unknown key is an error that suggests the nearest one."""
+        known = self.flat()
+        top = dict(self)
         sections: dict[str, dict[str, Any]] = {}
-        top: dict[str, Any] = {}
         for key, value in settings.items():
-            if key not in self.flat():
-                raise ConfigError(_unknown(key, self.flat()))
+            if key not in known:
+                raise ConfigError(_unknown(key, known))
             section, _, name = key.rpartition(".")
-            (sections.setdefault(section, {}) if section else top)[name] = _cast(value, _hint(key))
-        changed = {name: replace(getattr(self, name), **values) for name, values in sections.items()}
-        return replace(self, **changed, **top)
+            (sections.setdefault(section, {}) if section else top)[name] = value
+        for name, values in sections.items():
+            top[name] = type(top[name])(**{**dict(top[name]), **values})
+        return Config(**top)
 
     @property
     def sizes(self) -> int | tuple[int, ...]:
@@ -151,7 +200,7 @@ class Config:
         return self.model.groups
 
     def to_toml(self, records: Mapping[str, Mapping[str, Any]] | None = None) -> str:
-        return tomli_w.dumps({**asdict(self), **(records or {})})
+        return tomli_w.dumps({**self.model_dump(), **(records or {})})
 
     @classmethod
     def from_toml(cls, path: Path) -> "Config":
@@ -193,92 +242,75 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-@cache
-def _field(key: str) -> Any:
-    owner: Any = Config
-    *sections, name = key.split(".")
-    for section in sections:
-        owner = get_type_hints(owner)[section]
-    return next(one for one in fields(owner) if one.name == name)
+class Described(NamedTuple):
+    """A setting as `bier settings` lists it."""
+
+    default: Any
+    allowed: str
+    about: str
 
 
-@cache
-def _hint(key: str) -> Any:
-    owner: Any = Config
-    *sections, name = key.split(".")
-    for section in sections:
-        owner = get_type_hints(owner)[section]
-    return get_type_hints(owner)[name]
+def described() -> dict[str, Described]:
+    """Every setting under its dotted key."""
+    rows: dict[str, Described] = {}
+    for name, field in Config.model_fields.items():
+        if isinstance(field.default, Section):
+            inner = type(field.default).model_fields
+            rows |= {f"{name}.{key}": _described(one) for key, one in inner.items()}
+        else:
+            rows[name] = _described(field)
+    return rows
 
 
-def _cast(value: Any, hint: Any) -> Any:
-    """What TOML or the command line cannot say exactly: whole numbers for floats, lists for tuples, 96-160-256."""
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if tuple[int, ...] in get_args(hint):
-        if isinstance(value, str) and all(part.isdigit() for part in value.split("-")):
-            value = [int(part) for part in value.split("-")]
-        if isinstance(value, list):
-            return tuple(value)
-    return value
+def _described(field: FieldInfo) -> Described:
+    return Described(field.default, _allowed(field), field.description or "")
 
 
-def _check(key: str, value: Any, limits: Mapping[str, Any], hint: Any) -> None:
-    choices = get_args(hint) if getattr(hint, "__origin__", None) is Literal else ()
-    if choices:
-        if value not in choices:
-            raise ConfigError(f"The setting '{key}' must be one of {', '.join(choices)}. Got {value!r} instead.")
-        return
-    if tuple[int, ...] in get_args(hint):
-        sizes = value if isinstance(value, tuple) else (value,)
-        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-            raise ConfigError(
-                f"The setting '{key}' must be a number of groups or sizes like 96-160-256. Got {value!r}."
-            )
-        return
-    if type(value) is not hint:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise ConfigError(f"The setting '{key}' must be {names[hint]}. Got {value!r} instead.")
-    if hint in (int, float):
-        _check_range(key, value, limits)
+def _allowed(field: FieldInfo) -> str:
+    """The values that a setting takes, in a few words."""
+    if get_origin(field.annotation) is Literal:
+        return f"one of {', '.join(get_args(field.annotation))}"
+    words = [(word, limit) for one in field.metadata for word, name in LIMITS for limit in [getattr(one, name, None)]]
+    limits = " and ".join(f"{word} {limit}" for word, limit in words if limit is not None)
+    return ", ".join(filter(None, [KINDS.get(field.annotation, GROUPS), limits]))  # type: ignore[arg-type]
 
 
-def _check_range(key: str, value: float, limits: Mapping[str, Any]) -> None:
-    least, most = limits.get("least"), limits.get("most")
-    if math.isnan(value) or (math.isinf(value) and key not in MAY_BE_INFINITE):
-        raise ConfigError(f"The setting '{key}' must be a finite number. Got {value!r} instead.")
-    if least is not None and value < least:
-        raise ConfigError(f"The setting '{key}' must be at least {least}. Got {value!r} instead.")
-    if most is not None and value > most:
-        raise ConfigError(f"The setting '{key}' must be at most {most}. Got {value!r} instead.")
+def _explained(section: type[Section], error: ValidationError) -> str:
+    """The first problem that pydantic found, as one line: which setting, what it must be, what it was."""
+    first = error.errors()[0]
+    if not first["loc"]:  # settings that do not fit together
+        return str(first["ctx"]["error"])
+    name, value = str(first["loc"][0]), first["input"]
+    prefix = f"{section.section}." if section.section else ""
+    if name not in section.model_fields:
+        return _unknown(prefix + name, [prefix + known for known in section.model_fields])
+    infinite = isinstance(value, float) and not math.isfinite(value)
+    wanted = "a finite number" if infinite else _allowed(section.model_fields[name])
+    return f"The setting '{prefix}{name}' must be {wanted}. Got {value!r} instead."
 
 
 def _check_together(config: Config) -> None:
     groups = config.model.groups
     count = len(groups) if isinstance(groups, tuple) else groups
     if isinstance(groups, tuple) and sum(groups) != config.model.embedding:
-        raise ConfigError(
+        raise ValueError(
             f"The sizes in 'model.groups' must add up to 'model.embedding' = {config.model.embedding}. "
             f"Got {'-'.join(map(str, groups))} = {sum(groups)} instead."
         )
     if count > config.model.embedding:
-        raise ConfigError(f"'model.embedding' = {config.model.embedding} cannot be cut into {count} groups.")
+        raise ValueError(f"'model.embedding' = {config.model.embedding} cannot be cut into {count} groups.")
     if config.diversity.name != "none" and count < 2:
-        raise ConfigError("A diversity loss needs at least 2 groups; set model.groups=3 or diversity.name=none.")
+        raise ValueError("A diversity loss needs at least 2 groups; set model.groups=3 or diversity.name=none.")
     if config.model.start in ("activation", "adversarial") and count < 2:
-        raise ConfigError("A solved start of the embedding layer needs at least 2 groups; set model.start=glorot.")
+        raise ValueError("A solved start of the embedding layer needs at least 2 groups; set model.start=glorot.")
     if config.loss.boosting == "shrinkage" and config.loss.name != "binomial-deviance":
-        raise ConfigError(
+        raise ValueError(
             f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{config.loss.name}' instead."
         )
     if config.model.trunk_views and not config.model.trainable_from:
-        raise ConfigError("'model.trunk_views' caches what 'model.trainable_from' freezes; set that stage too.")
+        raise ValueError("'model.trunk_views' caches what 'model.trainable_from' freezes; set that stage too.")
     if config.train.warmup > config.train.steps:
-        raise ConfigError(
-            f"'train.warmup' = {config.train.warmup} is longer than 'train.steps' = {config.train.steps}."
-        )
+        raise ValueError(f"'train.warmup' = {config.train.warmup} is longer than 'train.steps' = {config.train.steps}.")
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

@@ -37,6 +37,8 @@ def process_group() -> Iterator[None]:
     if "RANK" not in os.environ or _running():
         yield
         return
+    if (here := device()).type == "cuda":
+        torch.cuda.set_device(here)  # what torch places on "cuda" without a number belongs on the GPU of this process
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         yield
@@ -73,7 +75,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)  # another node may hold the same tensor
         dist.all_reduce(gradient)  # the sum over the copies of the loss
         return gradient[rank() * ctx.count : (rank() + 1) * ctx.count]
 

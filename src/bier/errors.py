@@ -1,5 +1,8 @@
 """The exceptions that a user can cause. The command line turns these, and only these, into one line."""
 
+from importlib import import_module
+from types import ModuleType
+
 
 class BierError(Exception):
     """Something the user can mend; the message says what was expected and what was found."""
@@ -23,3 +26,19 @@ class TrainingError(BierError):
 
 class SearchError(BierError):
     """An index or a store is missing, damaged, unreachable or asked for what it does not hold."""
+
+
+class MissingExtraError(BierError, ImportError):
+    """A package that an extra of bier-ml installs is not there."""
+
+
+def needs(module: str, extra: str) -> ModuleType:
+    """Import `module`, which `pip install 'bier-ml[extra]'` installs; without it, an error that says so."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise  # the package is there, and something that it needs is not
+        raise MissingExtraError(
+            f"This needs the package '{error.name}'. Install it with: pip install 'bier-ml[{extra}]'"
+        ) from error

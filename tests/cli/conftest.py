@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bier.cli import app, main
+from bier.cli import main
 
 
 @pytest.fixture
@@ -15,8 +15,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
         monkeypatch.setattr("bier.cli.terminal.console.width", 2000)  # no line is broken
-        app.registered_groups.clear()  # `main` registers the commands anew
-        app.registered_commands.clear()
+        monkeypatch.setattr("bier.cli.terminal.SECONDS_BETWEEN_LINES", 3600)  # progress, on a slow machine
         with pytest.raises(SystemExit) as ended:
             main()
         out, said = capsys.readouterr()

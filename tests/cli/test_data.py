@@ -99,7 +99,7 @@ def test_show_refuses_what_it_cannot_write_or_find(cli, photos: Path, tmp_path: 
         assert "Got" in err
     code, _, err = cli("data", "show", *source, "--part", "query", "--out", str(tmp_path / "s.png"))
     assert code == 2
-    assert "has the parts train, test. Got 'query'" in err
+    assert "has the parts train, test, all. Got 'query'" in err
 
 
 def test_help_names_every_data_set_and_shows_examples(cli) -> None:

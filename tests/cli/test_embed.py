@@ -55,7 +55,7 @@ def test_a_folder(cli: Cli, place: Path) -> None:
     np.testing.assert_allclose(tensors["vectors"], model.encode(files), atol=1e-5)
     np.testing.assert_allclose(tensors["raw"], model.embed_raw(files), rtol=1e-3, atol=1e-4)
     with safe_open(place / "a.safetensors", framework="np") as file:
-        assert file.metadata() == {"groups": "[8, 16]", "weighting": '"alpha"'}
+        assert file.metadata() == {"groups": "[8, 16]", "weighting": '"sqrt"'}
     assert sorted(path.name for path in place.glob("*a.*")) == ["a.json", "a.safetensors"]
 
 
@@ -135,4 +135,5 @@ def test_export(cli: Cli, place: Path) -> None:
     assert json.loads(output) == {"out": str(place / "model.onnx"), "format": "onnx", "crop": 48, "dimension": 24}
     pixels = np.random.default_rng(3).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8)
     session = onnxruntime.InferenceSession(place / "model.onnx", providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], load(place / "run").encode(pixels), atol=1e-4)
+    exact = load(place / "run", precision="float32")  # as the export, whatever this machine's own precision is
+    np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], exact.encode(pixels), atol=1e-4)

@@ -70,7 +70,10 @@ def test_the_default_folder_says_what_it_is(
         (["--method", "abier"], "Did you mean 'a-bier'?"),
         (["--set", "train.step=5"], "There is no setting 'train.step'. Did you mean 'train.steps'?"),
         (["--set", "train.steps"], "section.key=value"),
-        (["--set", "train.steps=many"], "The setting 'train.steps' must be a whole number. Got 'many' instead."),
+        (
+            ["--set", "train.steps=many"],
+            "The setting 'train.steps' must be a whole number, at least 1. Got 'many' instead.",
+        ),
         (["--set", "model.groups=100-100"], "add up to 'model.embedding' = 512"),
         (["--data", "flowers"], "Got 'flowers' instead"),
         (["--data", "folder"], "needs a root"),
@@ -152,19 +155,33 @@ def test_ctrl_c_in_a_terminal(features_file: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, said
     assert out == ""
     step = read_metrics(run)[-1]["step"]
-    assert said.splitlines() == [
-        f"Stopped at step {step}; a checkpoint is saved. Go on with: bier train --resume '{run}'"
-    ]
+    expected = (
+        f"Stopped at step {step}; a checkpoint is saved. Go on with: {sys.executable} -m bier train --resume '{run}'"
+    )
+    assert said.splitlines()[-1].replace(f"with: {Path(sys.executable).name} ", f"with: {sys.executable} ") == expected
     assert complete(run / "checkpoints")[-1].name == f"step-{step}"
 
 
-def test_help_does_not_wait_for_torch() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        ([], 0, "evaluate"),
+        (["--help"], 0, "evaluate"),
+        (["train", "--help"], 0, "bier train --resume runs/shop"),
+        (["settings", "train"], 0, "train.steps = 1000"),
+        (["settings", "--data", "glyphs"], 0, "train.steps = 600 (default 1000)"),
+        (["train", "--stepss", "4"], 2, "--stepss"),
+        (["train", "--set", "train.step=5"], 2, "Did you mean 'train.steps'?"),
+        (["train", "--method", "abier"], 2, "Did you mean 'a-bier'?"),
+        (["train", "--data", "flowers"], 2, "Got 'flowers' instead"),
+        (["data", "check", "--data", "cbu"], 2, "did you mean 'cub'?"),
+    ],
+)
+def test_help_and_bad_options_do_not_wait_for_torch(arguments: list[str], code: int, printed: str) -> None:
     look = "import sys; from bier.cli import main\ntry: main()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
-    for arguments in (["--help"], ["train", "--help"]):
-        done = subprocess.run(
-            [sys.executable, "-c", look, *arguments], capture_output=True, text=True, env=QUIET, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.strip() == "False"
-        assert "train" in done.stdout
-    assert "bier train --resume runs/shop" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", look, *arguments], capture_output=True, text=True, env=QUIET, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.splitlines()[-1] == "False"
+    assert printed in done.stdout + done.stderr

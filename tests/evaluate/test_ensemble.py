@@ -28,7 +28,7 @@ def result(embeddings):
     return evaluate_ensemble(embeddings[0], GROUPS, embeddings[1], KS)
 
 
-def vector(z, weighting="alpha", learners=None):
+def vector(z, weighting="sqrt", learners=None):
     with torch.no_grad():
         return EmbeddingEnsemble(3, GROUPS).vector(torch.from_numpy(z), weighting, learners)
 
@@ -42,8 +42,8 @@ def test_every_row_is_the_recall_of_its_own_vectors(embeddings, result):
     z, labels = embeddings
     expected = {
         "ensemble": vector(z),
-        "ensemble-alpha": vector(z),
-        "ensemble-sqrt": vector(z, "sqrt"),
+        "ensemble-alpha": vector(z, "alpha"),
+        "ensemble-sqrt": vector(z),
         "learner-1": learner(z, 0),
         "learner-2": learner(z, 1),
         "learner-3": learner(z, 2),
@@ -57,11 +57,11 @@ def test_every_row_is_the_recall_of_its_own_vectors(embeddings, result):
     assert len({tuple(row.values()) for row in result.recall.values()}) > 4  # they really differ
 
 
-def test_sqrt_weighting_moves_the_ensemble_and_the_prefixes(embeddings):
+def test_alpha_weighting_moves_the_ensemble_and_the_prefixes(embeddings):
     z, labels = embeddings
-    found = evaluate_ensemble(z, GROUPS, labels, KS, weighting="sqrt")
-    assert found.recall["ensemble"] == found.recall["ensemble-sqrt"] == found.recall["prefix-3"]
-    assert (found.ranks["prefix-2"] == ranks(vector(z, "sqrt", 2), labels)).all()
+    found = evaluate_ensemble(z, GROUPS, labels, KS, weighting="alpha")
+    assert found.recall["ensemble"] == found.recall["ensemble-alpha"] == found.recall["prefix-3"]
+    assert (found.ranks["prefix-2"] == ranks(vector(z, "alpha", 2), labels)).all()
 
 
 def test_measures_of_the_ensemble(embeddings, result):

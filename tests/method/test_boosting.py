@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bier.method import boosting
 from bier.method.boosting import BoostedLoss, BoostedParts
-from bier.method.losses import BinomialDeviance, Contrastive, Triplet, pair_derivative, triplet_derivatives
+from bier.method.defaults import Boosting
+from bier.method.losses import BinomialDeviance, Contrastive, Triplet, pair_weight, triplet_weight
 
 GROUPINGS = [(5,), (2, 3), (2, 3, 4), (1, 2, 3, 4)]
 PairLoss = Callable[[Tensor, Tensor], Tensor]
@@ -32,7 +33,7 @@ def cosine(f: Tensor, g: Tensor) -> Tensor:
 
 def naive_weight(loss: object, y: bool, s: float) -> float:
     if isinstance(loss, BinomialDeviance):
-        exponent = -2 * (s - 0.5) if y else 50 * (s - 0.5)
+        exponent = -2 * (s - 0.5) if y else 2 * loss.cost * (s - 0.5)
         return 1 / (1 + math.exp(-exponent))
     if isinstance(loss, Contrastive):
         return 2 * abs(s - 1) if y else float(s > 0.5)
@@ -41,25 +42,33 @@ def naive_weight(loss: object, y: bool, s: float) -> float:
 
 def naive_loss(loss: object, y: bool, s: Tensor) -> Tensor:
     if isinstance(loss, BinomialDeviance):
-        return torch.log(1 + torch.exp(-2 * (s - 0.5) if y else 50 * (s - 0.5)))
+        return torch.log(1 + torch.exp(-2 * (s - 0.5) if y else 2 * loss.cost * (s - 0.5)))
     return (s - 1) ** 2 if y else torch.clamp(s - 0.5, min=0)
 
 
-def naive_pairs(z: Tensor, labels: Tensor, groups: tuple[int, ...], loss: object, boost: bool) -> BoostedParts:
+def naive_pairs(
+    z: Tensor, labels: Tensor, groups: tuple[int, ...], loss: object, boost: bool, boosting: str = "eta"
+) -> BoostedParts:
     """Algorithm 1 pair by pair; weights are Python numbers, so no gradient can pass through them."""
     starts = [sum(groups[:m]) for m in range(len(groups))]
     terms: dict[bool, list[list[Tensor]]] = {True: [], False: []}
     weights: dict[bool, list[list[float]]] = {True: [], False: []}
     for i, j in itertools.combinations(range(len(z)), 2):
         y = labels[i].item() == labels[j].item()
-        w, running = 1.0, 0.0
+        w, running, activation = 1.0, 0.0, 0.5
         pair_terms, pair_weights = [], []
         for m, (start, size) in enumerate(zip(starts, groups, strict=True), start=1):
             s = cosine(z[i, start : start + size], z[j, start : start + size])
             pair_terms.append(w * naive_loss(loss, y, s))
             pair_weights.append(w)
             running = (1 - 2 / (m + 1)) * running + 2 / (m + 1) * s.item()
-            w = naive_weight(loss, y, running) if boost else 1.0
+            if boosting == "shrinkage":
+                assert isinstance(loss, BinomialDeviance)
+                activation += 0.06 * 2 * (s.item() - 0.5) * (1 if y else -loss.cost)
+                w = (1 if y else 2) / (1 + math.exp(activation))
+            else:
+                w = naive_weight(loss, y, running)
+            w = w if boost else 1.0
         terms[y].append(pair_terms)
         weights[y].append(pair_weights)
     learners = []
@@ -105,24 +114,41 @@ def gradient(total: Tensor, z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("band", [128, 4])
 @pytest.mark.parametrize("boost", [True, False])
-@pytest.mark.parametrize("loss", [BinomialDeviance(), Contrastive()])
+@pytest.mark.parametrize(
+    ("loss", "reweighting"),
+    [
+        (BinomialDeviance(), "eta"),
+        (BinomialDeviance(cost=25.0), "eta"),
+        (Contrastive(), "eta"),
+        (BinomialDeviance(), "shrinkage"),
+        (BinomialDeviance(cost=25.0), "shrinkage"),
+    ],
+)
 @pytest.mark.parametrize("groups", GROUPINGS)
 def test_algorithm_1(
-    groups: tuple[int, ...], loss: PairLoss, boost: bool, band: int, monkeypatch: pytest.MonkeyPatch
+    groups: tuple[int, ...],
+    loss: PairLoss,
+    reweighting: Boosting,
+    boost: bool,
+    band: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(boosting, "BAND", band)  # 9 images: within one band, and over three of them
     z, labels = batch(groups)
-    parts, naive = BoostedLoss(groups, loss, boost)(z, labels), naive_pairs(z, labels, groups, loss, boost)
+    boosted = BoostedLoss(groups, loss, boost, reweighting)
+    parts, naive = boosted.parts(z, labels), naive_pairs(z, labels, groups, loss, boost, reweighting)
+    assert torch.equal(boosted(z, labels), parts.total)
+    atol = 1e-9 if reweighting == "shrinkage" else 1e-10  # torch's softplus is linear above 20, 2e-9 off
     for ours, expected in zip(parts, naive, strict=True):
-        assert torch.allclose(ours, expected, rtol=0, atol=1e-10)
-    assert torch.allclose(gradient(parts.total, z), gradient(naive.total, z), rtol=0, atol=1e-10)
+        assert torch.allclose(ours, expected, rtol=0, atol=atol)
+    assert torch.allclose(gradient(parts.total, z), gradient(naive.total, z), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("boost", [True, False])
 @pytest.mark.parametrize("groups", GROUPINGS)
 def test_appendix_b(groups: tuple[int, ...], boost: bool) -> None:
     z, labels = batch(groups, count=7)
-    parts = BoostedLoss(groups, Triplet(), boost)(z, labels)
+    parts = BoostedLoss(groups, Triplet(), boost).parts(z, labels)
     total, learners, weights = naive_triplets(z, labels, groups, boost)
     assert torch.allclose(parts.total, total, rtol=0, atol=1e-10)
     assert torch.allclose(parts.learners, learners, rtol=0, atol=1e-10)
@@ -136,7 +162,7 @@ def test_embeddings_at_known_angles() -> None:
     degrees = [(0, 0), (60, 90), (180, 180)]
     rows = [[f(math.radians(a)) for a in pair for f in (math.cos, math.sin)] for pair in degrees]
     z = torch.tensor(rows, dtype=torch.float64)
-    parts = BoostedLoss((2, 2), Contrastive())(z, torch.tensor([7, 7, 8]))
+    parts = BoostedLoss((2, 2), Contrastive()).parts(z, torch.tensor([7, 7, 8]))
     # positive: s = 0.5 then 0; negatives: cos 180 and cos 120, then cos 180 and cos 90, all below the margin
     assert parts.learners.tolist() == pytest.approx([0.25, 2 * 0.5 * 1.0], abs=1e-12)
     assert parts.total.item() == pytest.approx(0.625, abs=1e-12)
@@ -149,26 +175,39 @@ def test_embeddings_at_known_angles() -> None:
 def test_gradcheck_where_weights_are_constant(loss: PairLoss, groups: tuple[int, ...], boost: bool) -> None:
     z, labels = batch(groups, count=6)
     boosted = BoostedLoss(groups, loss, boost)
-    assert torch.autograd.gradcheck(lambda x: boosted(x, labels).total, z)
+    assert torch.autograd.gradcheck(lambda x: boosted(x, labels), z)
 
 
 def test_boosting_lowers_the_weight_of_what_is_solved() -> None:
     z = torch.tensor([[1.0, 0, 1, 0], [1, 0, 1, 0], [-1, 0, -1, 0], [-1, 0, -1, 0]])
-    parts = BoostedLoss((2, 2))(z, torch.tensor([0, 0, 1, 1]))
+    parts = BoostedLoss((2, 2)).parts(z, torch.tensor([0, 0, 1, 1]))
     assert parts.negative_weights[1] < 1e-6
-    wrong = BoostedLoss((2, 2))(z, torch.tensor([0, 1, 0, 1]))
+    wrong = BoostedLoss((2, 2)).parts(z, torch.tensor([0, 1, 0, 1]))
     assert wrong.negative_weights[1] > 0.3
     assert wrong.positive_weights[1] > parts.positive_weights[1]
 
 
-@pytest.mark.parametrize("loss", [BinomialDeviance(), Contrastive()])
-def test_no_gradient_through_the_weights(loss: PairLoss) -> None:
+@pytest.mark.parametrize(
+    ("loss", "reweighting"), [(BinomialDeviance(), "eta"), (Contrastive(), "eta"), (BinomialDeviance(), "shrinkage")]
+)
+def test_no_gradient_through_the_weights(loss: PairLoss, reweighting: Boosting) -> None:
     """Learner 1 has the gradient that it has alone, whatever the learners after it do with its scores."""
     z, labels = batch((2, 3, 4))
     alone = z.detach()[:, :2].requires_grad_()
-    expected = gradient(BoostedLoss((2,), loss)(alone, labels).total, alone) / 3
-    assert torch.allclose(gradient(BoostedLoss((2, 3, 4), loss)(z, labels).total, z)[:, :2], expected, atol=1e-12)
-    assert not BoostedLoss((2, 3, 4), loss)(z, labels).positive_weights.requires_grad
+    expected = gradient(BoostedLoss((2,), loss)(alone, labels), alone) / 3
+    boosted = BoostedLoss((2, 3, 4), loss, boosting=reweighting)
+    assert torch.allclose(gradient(boosted(z, labels), z)[:, :2], expected, atol=1e-12)
+    assert not boosted.parts(z, labels).positive_weights.requires_grad
+
+
+def test_shrinkage_weighs_solved_negative_pairs_more_than_eta_does() -> None:
+    z = torch.tensor([[1.0, 0, 1, 0], [1, 0, 1, 0], [-1, 0, -1, 0], [-1, 0, -1, 0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    by_eta, by_shrinkage = (BoostedLoss((2, 2), boosting=one).parts(z, labels) for one in ("eta", "shrinkage"))
+    assert by_eta.negative_weights[1] < 1e-6
+    # a^1 = 0.5 + 0.06 * 2 * 1.5 * 10 for a negative pair at s = -1, 0.5 + 0.06 * 2 * 0.5 for a positive one at s = 1
+    assert by_shrinkage.negative_weights[1].item() == pytest.approx(2 / (1 + math.exp(2.3)), rel=1e-5)
+    assert by_shrinkage.positive_weights[1].item() == pytest.approx(1 / (1 + math.exp(0.56)), rel=1e-5)
 
 
 @settings(deadline=None, max_examples=25)
@@ -176,7 +215,7 @@ def test_no_gradient_through_the_weights(loss: PairLoss) -> None:
 def test_order_of_the_batch_does_not_matter(order: list[int], loss: PairLoss) -> None:
     z, labels = batch((2, 3, 4))
     boosted = BoostedLoss((2, 3, 4), loss)
-    parts, shuffled = boosted(z, labels), boosted(z[order], labels[order])
+    parts, shuffled = boosted.parts(z, labels), boosted.parts(z[order], labels[order])
     for ours, other in zip(parts, shuffled, strict=True):
         assert torch.allclose(ours, other, atol=1e-12)
     assert torch.allclose(gradient(shuffled.total, z), gradient(parts.total, z), atol=1e-12)
@@ -191,8 +230,8 @@ def test_length_and_sign_of_a_learner_do_not_matter(lengths: list[float], negate
         [-1.0 if n else 1.0 for n in negate]
     )
     changed = z.detach() * scale.repeat_interleave(torch.tensor([2, 3, 4]), dim=1)
-    expected = BoostedLoss((2, 3, 4))(z, labels)
-    assert torch.allclose(BoostedLoss((2, 3, 4))(changed, labels).learners, expected.learners, atol=1e-10)
+    expected = BoostedLoss((2, 3, 4)).parts(z, labels)
+    assert torch.allclose(BoostedLoss((2, 3, 4)).parts(changed, labels).learners, expected.learners, atol=1e-10)
 
 
 def logistic(similarity: Tensor, same: Tensor) -> Tensor:
@@ -210,11 +249,23 @@ class SquaredTriplet:
 def test_a_users_own_losses_get_their_weights_by_differentiation() -> None:
     s = torch.linspace(-1, 1, 11, dtype=torch.float64)
     same = torch.arange(11) % 2 == 0
-    derivative = pair_derivative(logistic, s, same)
-    assert torch.allclose(derivative, torch.where(same, -torch.exp(-s), 3 * s**2), atol=1e-12)
-    by_positive, by_negative = triplet_derivatives(SquaredTriplet(), s, s.flip(0))
-    assert torch.allclose(by_positive, -2 * (1 - s), atol=1e-12)
-    assert torch.allclose(by_negative, 2 * s.flip(0).clamp_min(0), atol=1e-12)
+    weight = pair_weight(logistic, s.requires_grad_(), same)
+    assert torch.allclose(weight, torch.where(same, torch.exp(-s), 3 * s**2), atol=1e-12)
+    assert not weight.requires_grad
+    weight = triplet_weight(SquaredTriplet(), s, s.flip(0))
+    assert torch.allclose(weight, (2 * (1 - s) + 2 * s.flip(0).clamp_min(0)) / 2, atol=1e-12)
+    assert not weight.requires_grad
+
+
+def test_a_closed_form_of_either_sign_gives_a_weight_without_gradient() -> None:
+    class Signed:
+        def weight(self, first: Tensor, second: Tensor) -> Tensor:
+            return -first * 2
+
+    s = torch.tensor([0.5, -0.25], requires_grad=True)
+    for weight in (pair_weight(Signed(), s, s > 0), triplet_weight(Signed(), s, s)):
+        assert weight.tolist() == [1.0, 0.5]
+        assert not weight.requires_grad
 
 
 def test_a_users_own_loss_is_boosted_as_its_closed_form() -> None:
@@ -227,14 +278,16 @@ def test_a_users_own_loss_is_boosted_as_its_closed_form() -> None:
 
     z, labels = batch((2, 3, 4))
     for ours, expected in zip(
-        BoostedLoss((2, 3, 4), logistic)(z, labels), BoostedLoss((2, 3, 4), Closed())(z, labels), strict=True
+        BoostedLoss((2, 3, 4), logistic).parts(z, labels),
+        BoostedLoss((2, 3, 4), Closed()).parts(z, labels),
+        strict=True,
     ):
         assert torch.allclose(ours, expected, atol=1e-12)
 
 
 def test_a_users_own_triplet_loss_by_loops() -> None:
     z, labels = batch((2, 3), count=6)
-    parts = BoostedLoss((2, 3), SquaredTriplet())(z, labels)
+    parts = BoostedLoss((2, 3), SquaredTriplet()).parts(z, labels)
     loss, y, terms, weights = SquaredTriplet(), labels.tolist(), [], []
     for a, p, n in itertools.product(range(6), repeat=3):
         if a != p and y[a] == y[p] and y[a] != y[n]:

@@ -21,7 +21,7 @@ def some(count: int = 4, seed: int = 0) -> Tensor:
 
 def test_no_positive_pair_leaves_the_negative_ones() -> None:
     z = some()
-    parts = BoostedLoss(GROUPS)(z, torch.arange(4))
+    parts = BoostedLoss(GROUPS).parts(z, torch.arange(4))
     parts.total.backward()
     assert parts.total > 0
     assert parts.positive_weights.tolist() == [0, 0]
@@ -32,7 +32,7 @@ def test_no_positive_pair_leaves_the_negative_ones() -> None:
 
 def test_no_negative_pair_leaves_the_positive_ones() -> None:
     z = some()
-    parts = BoostedLoss(GROUPS)(z, torch.zeros(4, dtype=torch.int64))
+    parts = BoostedLoss(GROUPS).parts(z, torch.zeros(4, dtype=torch.int64))
     parts.total.backward()
     assert parts.total > 0
     assert parts.positive_weights[0] == 1
@@ -44,7 +44,7 @@ def test_no_negative_pair_leaves_the_positive_ones() -> None:
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 0, 0, 0]])
 def test_no_triplet_has_loss_and_gradient_0(labels: list[int]) -> None:
     z = some()
-    parts = BoostedLoss(GROUPS, Triplet())(z, torch.tensor(labels))
+    parts = BoostedLoss(GROUPS, Triplet()).parts(z, torch.tensor(labels))
     parts.total.backward()
     assert parts.total == 0
     assert parts.positive_weights.tolist() == [0, 0]
@@ -58,13 +58,13 @@ def test_a_zero_embedding_has_similarity_0_and_no_nan(loss: PairLoss) -> None:
     z[0] = 0
     z[1, :2] = 0  # the first learner of another image
     z.requires_grad_()
-    parts = BoostedLoss(GROUPS, loss)(z, torch.tensor([0, 0, 1, 1]))
+    parts = BoostedLoss(GROUPS, loss).parts(z, torch.tensor([0, 0, 1, 1]))
     parts.total.backward()
     assert torch.isfinite(parts.learners).all()
     assert z.grad is not None
     assert torch.isfinite(z.grad).all()
     assert not z.grad[0].any()
-    pair = BoostedLoss(GROUPS, Contrastive())(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))
+    pair = BoostedLoss(GROUPS, Contrastive()).parts(torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64))
     assert pair.learners.tolist() == [1, 2]  # (0 - 1)^2, then with the weight 2 |0 - 1|
 
 
@@ -75,7 +75,7 @@ def test_no_nan_gradient_at_any_scale_nor_between_equal_images(loss: PairLoss, s
     z[1] = z[0]
     z[2] = -z[0]
     z = (z * scale).requires_grad_()
-    BoostedLoss(GROUPS, loss)(z, torch.tensor([0, 0, 1, 1])).total.backward()
+    BoostedLoss(GROUPS, loss)(z, torch.tensor([0, 0, 1, 1])).backward()
     assert z.grad is not None
     assert torch.isfinite(z.grad).all()
 
@@ -90,7 +90,7 @@ def test_values_that_are_not_finite(value: float) -> None:
 
 def test_a_sum_that_overflows_is_no_error() -> None:
     z = torch.full((4, 5), 2e38)
-    assert torch.isfinite(BoostedLoss(GROUPS)(z, torch.tensor([0, 0, 1, 1])).total)
+    assert torch.isfinite(BoostedLoss(GROUPS)(z, torch.tensor([0, 0, 1, 1])))
 
 
 def test_a_batch_of_one_or_none() -> None:
@@ -121,12 +121,23 @@ def test_embeddings_of_wrong_shape_or_type(z: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int16])
 def test_any_whole_number_is_a_label(dtype: torch.dtype) -> None:
     labels = torch.tensor([0, 0, 1, 1])
-    assert torch.equal(BoostedLoss(GROUPS)(some(), labels).total, BoostedLoss(GROUPS)(some(), labels.to(dtype)).total)
+    assert torch.equal(BoostedLoss(GROUPS)(some(), labels), BoostedLoss(GROUPS)(some(), labels.to(dtype)))
 
 
 def test_a_loss_must_give_a_value_for_each_pair() -> None:
     with pytest.raises(ConfigError, match=r"one value for each similarity, of shape \(4, 4\) here. Got shape \(\)"):
         BoostedLoss(GROUPS, lambda s, same: s.mean())(some(), torch.tensor([0, 0, 1, 1]))
+
+
+@pytest.mark.parametrize("loss", [Contrastive(), Triplet(), lambda s, same: s])
+def test_shrinkage_is_for_binomial_deviance_only(loss: PairLoss) -> None:
+    with pytest.raises(ConfigError, match=r"'shrinkage' goes with BinomialDeviance. Got the loss"):
+        BoostedLoss(GROUPS, loss, boosting="shrinkage")
+
+
+def test_a_reweighting_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"'boosting' parameter must be one of \('eta', 'shrinkage'\). Got 'gentle'"):
+        BoostedLoss(GROUPS, boosting="gentle")  # type: ignore[arg-type]
 
 
 def test_bad_groups() -> None:
@@ -138,10 +149,10 @@ def test_bad_groups() -> None:
 def test_half_precision_is_widened(loss: PairLoss) -> None:
     z, labels = some(8).detach(), torch.arange(8) % 2
     rounded = z.bfloat16()
-    expected = BoostedLoss(GROUPS, loss)(rounded.float(), labels).total
-    assert torch.equal(BoostedLoss(GROUPS, loss)(rounded, labels).total, expected)
+    expected = BoostedLoss(GROUPS, loss)(rounded.float(), labels)
+    assert torch.equal(BoostedLoss(GROUPS, loss)(rounded, labels), expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(BoostedLoss(GROUPS, loss)(rounded.float(), labels).total, expected)
+        assert torch.equal(BoostedLoss(GROUPS, loss)(rounded.float(), labels), expected)
 
 
 def cubic(similarity: Tensor, same: Tensor) -> Tensor:
@@ -151,18 +162,18 @@ def cubic(similarity: Tensor, same: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [*LOSSES, cubic])
 def test_the_value_is_the_same_without_gradients(loss: PairLoss) -> None:
     z, labels = some(8).detach(), torch.arange(8) % 2
-    expected = BoostedLoss(GROUPS, loss)(z.clone().requires_grad_(), labels)
+    expected = BoostedLoss(GROUPS, loss).parts(z.clone().requires_grad_(), labels)
     with torch.no_grad():
-        silent = BoostedLoss(GROUPS, loss)(z, labels)
+        silent = BoostedLoss(GROUPS, loss).parts(z, labels)
     with torch.inference_mode():
-        quiet = BoostedLoss(GROUPS, loss)(z.clone(), labels.clone())
+        quiet = BoostedLoss(GROUPS, loss).parts(z.clone(), labels.clone())
     for ours, other, another in zip(expected, silent, quiet, strict=True):
         assert torch.equal(ours, other)
         assert torch.equal(ours, another)
 
 
 def test_a_loss_that_ignores_the_similarity_weighs_nothing() -> None:
-    parts = BoostedLoss(GROUPS, lambda s, same: torch.ones_like(s))(some(), torch.tensor([0, 0, 1, 1]))
+    parts = BoostedLoss(GROUPS, lambda s, same: torch.ones_like(s)).parts(some(), torch.tensor([0, 0, 1, 1]))
     assert parts.positive_weights.tolist() == [1, 0]
 
 
@@ -176,7 +187,7 @@ def test_a_learnable_loss_with_an_attribute_called_weight() -> None:
             return self.weight * cubic(similarity, same)
 
     boosted = BoostedLoss(GROUPS, Scaled())
-    boosted(some(), torch.tensor([0, 0, 1, 1])).total.backward()
+    boosted(some(), torch.tensor([0, 0, 1, 1])).backward()
     (scale,) = boosted.parameters()
     assert scale.grad is not None
     assert scale.grad != 0

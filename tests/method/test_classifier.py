@@ -41,7 +41,7 @@ def test_image_by_image(groups: tuple[int, ...], boost: bool) -> None:
             eta = 2 / (m + 2)
             running = [(1 - eta) * r + eta * v for r, v in zip(running, logits, strict=True)]
             w = 1 - math.exp(-cross_entropy(running, label)) if boost else 1.0
-    parts = classifier(z, labels)
+    parts = classifier.parts(z, labels)
     means = [loss / weight for loss, weight in zip(losses, weights, strict=True)]
     assert parts.learners.tolist() == pytest.approx(means, abs=1e-12)
     assert parts.total.item() == pytest.approx(sum(means) / len(groups), abs=1e-12)
@@ -60,28 +60,28 @@ def test_weights_are_the_derivative_of_the_cross_entropy_at_the_running_logits()
     (derivative,) = torch.autograd.grad(F.cross_entropy(running, labels, reduction="sum"), running)
     weight = -derivative[torch.arange(7), labels]
     assert ((weight > 0) & (weight < 1)).all()
-    parts = classifier(z, labels)
+    parts = classifier.parts(z, labels)
     losses = F.cross_entropy(classifier.learner_logits(z)[1], labels, reduction="none")
     assert torch.allclose(parts.learners[1], (weight * losses).sum() / weight.sum(), atol=1e-12)
 
 
 def test_no_gradient_through_the_weights() -> None:
     classifier, z, labels = setting()
-    (together,) = torch.autograd.grad(classifier(z, labels).total, z)
+    (together,) = torch.autograd.grad(classifier(z, labels), z)
     (alone,) = torch.autograd.grad(F.cross_entropy(classifier.learner_logits(z)[0], labels) / 3, z)
     assert torch.allclose(together[:, :2], alone[:, :2], atol=1e-12)
-    assert not classifier(z, labels).positive_weights.requires_grad
+    assert not classifier.parts(z, labels).positive_weights.requires_grad
 
 
 @pytest.mark.parametrize(("groups", "boost"), [((5,), True), (GROUPS, False)])
 def test_gradcheck_where_weights_are_constant(groups: tuple[int, ...], boost: bool) -> None:
     classifier, z, labels = setting(groups, boost)
-    assert torch.autograd.gradcheck(lambda x: classifier(x, labels).total, z)
+    assert torch.autograd.gradcheck(lambda x: classifier(x, labels), z)
 
 
 def test_one_group_is_plain_cross_entropy() -> None:
     classifier, z, labels = setting((5,))
-    assert torch.allclose(classifier(z, labels).total, F.cross_entropy(classifier.logits(z), labels), atol=1e-12)
+    assert torch.allclose(classifier(z, labels), F.cross_entropy(classifier.logits(z), labels), atol=1e-12)
 
 
 def test_dropout_only_while_training() -> None:
@@ -94,7 +94,7 @@ def test_dropout_only_while_training() -> None:
 
 def test_certain_predictions_have_finite_gradients() -> None:
     classifier, z, labels = setting()
-    (gradient,) = torch.autograd.grad(classifier(z * 1e6, labels).total, z)
+    (gradient,) = torch.autograd.grad(classifier(z * 1e6, labels), z)
     assert torch.isfinite(gradient).all()
 
 
@@ -103,14 +103,14 @@ def test_nothing_left_to_learn_is_a_loss_of_zero() -> None:
     for head in classifier.heads:
         torch.nn.init.zeros_(head.weight)
         head.bias.data = torch.tensor([1e6, 0.0, 0.0], dtype=torch.float64)
-    parts = classifier(z, torch.zeros_like(labels))
+    parts = classifier.parts(z, torch.zeros_like(labels))
     assert parts.positive_weights.tolist() == [1, 0, 0]
     assert parts.learners.tolist() == [0, 0, 0]
 
 
 def test_any_whole_number_is_a_label() -> None:
     classifier, z, labels = setting()
-    assert torch.equal(classifier(z, labels.int()).total, classifier(z, labels).total)
+    assert torch.equal(classifier(z, labels.int()), classifier(z, labels))
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(6).long(), torch.zeros(7), torch.zeros(7, 1).long()])

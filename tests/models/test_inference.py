@@ -62,7 +62,7 @@ def test_maps_and_stagewise_features_are_computed_where_the_model_is(
 
     model = Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16)))
     body = Elsewhere(512)
-    monkeypatch.setattr(model.backbone, "forward", body)
+    monkeypatch.setattr(model.backbone, "forward", lambda inputs: body(inputs))
     monkeypatch.setattr(runner, "load", lambda run: model)
     monkeypatch.setattr(Model, "device", property(lambda self: torch.device("meta")))
     part = Part(pixels, np.arange(10) % 2, ("a", "b"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import bier
 from bier.errors import BierError, ConfigError, DataError, ModelError
 from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
@@ -25,7 +26,8 @@ def pictures() -> np.ndarray:
 @pytest.fixture
 def model() -> Model:
     torch.manual_seed(0)
-    return Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16, 24)), metadata={"data": "glyphs"})
+    ensemble = EmbeddingEnsemble(512, (8, 16, 24))
+    return Model(build_backbone("conv4"), ensemble, precision="float32", metadata={"data": "glyphs"})
 
 
 def test_every_kind_of_image_gives_the_same_vector(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:
@@ -57,9 +59,9 @@ def test_the_vector_is_the_ensemble_of_the_raw_embedding(model: Model, pictures:
     with torch.no_grad():
         pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2)
         np.testing.assert_allclose(raw, model.ensemble(model.backbone.eval()(pixels)).numpy(), rtol=1e-3, atol=1e-4)
-    alphas = np.array([1, 2, 3]) / 6  # alpha_m of three learners: m / (1 + 2 + 3)
+    roots = np.sqrt(np.array([1, 2, 3]) / 6)  # alpha_m of three learners: m / (1 + 2 + 3)
     parts = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in np.split(raw, [8, 24], axis=1)]
-    expected = np.concatenate([a * part for a, part in zip(alphas, parts, strict=True)], axis=1)
+    expected = np.concatenate([root * part for root, part in zip(roots, parts, strict=True)], axis=1)
     np.testing.assert_allclose(model.encode(pictures), expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(model.vectors(raw), expected, rtol=1e-4, atol=1e-6)
     assert model.encode(pictures, learners=1).shape == (7, 8)
@@ -102,7 +104,7 @@ def test_features_in_the_place_of_images() -> None:
 @pytest.mark.parametrize("fold", [False, True])
 def test_saved_and_loaded(model: Model, pictures: np.ndarray, tmp_path: Path, fold: bool) -> None:
     if fold:
-        model = Model(folded(model.backbone), model.ensemble, "sqrt", "float32", {"steps": 3})
+        model = Model(folded(model.backbone), model.ensemble, "alpha", "float32", {"steps": 3})
     expected = model.encode(pictures)
     run = tmp_path / "runs" / "mine"
     model.save(run / "model")
@@ -113,6 +115,82 @@ def test_saved_and_loaded(model: Model, pictures: np.ndarray, tmp_path: Path, fo
         np.testing.assert_array_equal(again.encode(pictures), expected)
         assert (again.groups, again.dimension, again.weighting) == ((8, 16, 24), 48, model.weighting)
         assert (again.metadata, again.backbone.folded) == (model.metadata, fold)
+
+
+def test_bias_is_saved_and_models_from_before_it_load(pictures: np.ndarray, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ensemble = EmbeddingEnsemble(512, (8, 16), bias=True)
+    with torch.no_grad():
+        ensemble.bias.normal_()  # type: ignore[union-attr]
+    model = Model(build_backbone("conv4"), ensemble)
+    model.save(tmp_path / "biased")
+    again = load(tmp_path / "biased")
+    assert torch.equal(again.ensemble.bias, ensemble.bias)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(again.encode(pictures), model.encode(pictures))
+
+    plain = Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16)))
+    plain.save(tmp_path / "plain")
+    description = json.loads((tmp_path / "plain/model.json").read_text())
+    assert description.pop("bias") is False
+    (tmp_path / "plain/model.json").write_text(json.dumps(description))  # as version 0.1 wrote it
+    old = load(tmp_path / "plain")
+    assert old.ensemble.bias is None
+    np.testing.assert_array_equal(old.encode(pictures), plain.encode(pictures))
+
+
+def test_forward_gives_what_encode_gives(model: Model, pictures: np.ndarray) -> None:
+    pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    model.eval()
+    with torch.no_grad():
+        for inputs in (pixels, pixels.float()):
+            vectors = model(inputs)
+            assert (vectors.shape, vectors.dtype) == ((7, 48), torch.float32)
+            np.testing.assert_allclose(vectors.numpy(), model.encode(pictures), rtol=1e-3, atol=1e-5)
+        short = model(pixels, learners=1)
+    np.testing.assert_allclose(short.numpy(), model.encode(pictures, learners=1), rtol=1e-3, atol=1e-5)
+    with pytest.raises(DataError, match=r"shape \(B, 3, 48, 48\). Got \(7, 48, 48, 3\)"):
+        model(torch.from_numpy(pictures))
+
+
+def test_forward_takes_features_and_has_a_gradient() -> None:
+    model = Model(build_backbone("features", features=12), EmbeddingEnsemble(12, (4, 6)))
+    rows = torch.randn(5, 12, requires_grad=True)
+    vectors = model(rows)
+    np.testing.assert_allclose(vectors.detach().numpy(), model.encode(rows.detach().numpy()), atol=1e-6)
+    vectors[:, 0].sum().backward()
+    assert rows.grad is not None
+    assert rows.grad.abs().sum() > 0
+    with pytest.raises(DataError, match=r"shape \(B, 12\). Got \(5, 11\)"):
+        model(rows[:, :11])
+
+
+def test_a_model_is_a_module_like_any_other(model: Model, pictures: np.ndarray) -> None:
+    names = [*model.state_dict()]
+    assert {name.split(".")[0] for name in names} == {"backbone", "ensemble"}
+    torch.manual_seed(1)
+    other = Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16, 24)), precision="float32")
+    before = other.encode(pictures)
+    other.load_state_dict(model.state_dict())
+    assert not np.allclose(other.encode(pictures), before)
+    np.testing.assert_array_equal(other.encode(pictures), model.encode(pictures))
+    assert not model.train().eval().backbone.training
+    exact = model.encode(pictures)
+    assert model.double() is model
+    np.testing.assert_allclose(model.encode(pictures), exact, atol=1e-5)  # computed anew, in double
+    assert model.network()[1].weight.dtype is torch.float64
+    assert model.to("meta").device.type == "meta"
+
+
+def test_progress_bar_when_asked(model: Model, pictures: np.ndarray, capsys: pytest.CaptureFixture[str]) -> None:
+    for progress in (False, None):
+        model.encode(pictures, progress=progress)
+    assert capsys.readouterr() == ("", "")
+    model.encode(pictures, batch_size=3, progress=True)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "7/7" in shown.err
+    model.encode(iter(pictures), batch_size=3, progress=True)
+    assert "7/" in capsys.readouterr().err
 
 
 def test_damage_is_one_line(model: Model, tmp_path: Path) -> None:
@@ -158,3 +236,15 @@ def test_bfloat16_is_close(model: Model, pictures: np.ndarray) -> None:
     rough = Model(model.backbone, model.ensemble, precision="bfloat16").encode(pictures)
     assert rough.dtype == np.float32
     assert 0 < np.abs(rough - exact).max() < 0.05
+
+
+def test_a_pretrained_model_gives_normalised_features(tmp_path: Path) -> None:
+    model = bier.pretrained("efficientnet_lite0", precision="float32")
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 256, 256, 3), dtype=np.uint8)
+    vectors = model.encode(pixels)
+    with torch.no_grad():
+        features = model.backbone(torch.from_numpy(pixels[:, 16:240, 16:240]).permute(0, 3, 1, 2)).numpy()
+    assert vectors == pytest.approx(features / np.linalg.norm(features, axis=1, keepdims=True), abs=1e-4)
+    assert (model.groups, model.dimension) == ((1280,), 1280)
+    model.save(tmp_path / "model")
+    assert bier.load(tmp_path / "model").encode(pixels) == pytest.approx(vectors, abs=1e-6)

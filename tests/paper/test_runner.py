@@ -16,6 +16,8 @@ from bier.errors import ConfigError, DataError
 from bier.paper import runner
 from bier.paper.budgets import MAIN, SMOKE
 from bier.paper.experiments import Experiment, experiment
+from bier.paper.results import Job, plan
+from bier.paper.runner import Places, peer, run
 from bier.paper.tiny import draw_tiny_data
 from bier.training import train
 
@@ -148,7 +150,7 @@ def test_what_was_tried_is_measured_on_held_out_training_classes(root: Path, tmp
 
 def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Path) -> None:
     watch = Watch()
-    outcome = run([only("end-to-end", "Stagewise: features fixed")], SMOKE, Places(root, tmp_path), watch)
+    run([only("end-to-end", "Stagewise: features fixed")], SMOKE, Places(root, tmp_path), watch)
     labels = [label for _, _, label in watch.begun if "trying" not in label]
     assert labels == ["cub: Baseline-512, seed 0", "cub: Stagewise: features fixed, seed 0"]
     assert watch.configs[-1].model.backbone == "features"
@@ -187,7 +189,7 @@ def test_a_peer_s_own_weights_are_trained() -> None:
     loss = peer("ProxyNCALoss")(8, 3)
     assert [tuple(weight.shape) for weight in loss.parameters()] == [(3, 8)]
     z = torch.randn(6, 8, requires_grad=True)
-    parts = loss(z, torch.tensor([0, 0, 1, 1, 2, 2]))
+    parts = loss.parts(z, torch.tensor([0, 0, 1, 1, 2, 2]))
     parts.total.backward()
     assert parts.learners.tolist() == [parts.total.item()]
     assert parts.positive_weights.tolist() == parts.negative_weights.tolist() == [1.0]

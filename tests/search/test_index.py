@@ -159,7 +159,7 @@ def test_a_mapped_graph_can_grow(vectors: np.ndarray, tmp_path) -> None:
 
 def test_replacing_an_id(vectors: np.ndarray) -> None:
     index = Index.build(vectors[:50], groups=GROUPS, labels=["old"] * 50)
-    with pytest.raises(SearchError, match=r"must hold new ids. 3 is in the index"):
+    with pytest.raises(SearchError, match=r"must hold new ids. 3 is already there"):
         index.add(vectors[60:62], [99, 3])
     assert len(index) == 50, "nothing was added"
     index.add(vectors[60:62], [99, 3], labels=["new", "new"], replace=True)

@@ -1,6 +1,5 @@
 """Milvus gives the answers of the embedded index; on Milvus Lite, and on a server where MILVUS_TEST_URI names one."""
 
-import importlib.util
 import os
 import secrets
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bier.errors import SearchError
+from bier.errors import MissingExtraError, SearchError
 from bier.search import Entry, Index, Store, is_store_uri, open_store
 from bier.search.milvus import Address, MilvusStore, expression, literal, parse_uri
 
@@ -209,7 +208,6 @@ def test_a_file_that_another_process_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["pymilvus", "milvus_lite"])
 def test_missing_parts_are_named(tmp_path: Path, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr("bier.search.milvus.find_spec", lambda name: None if name == missing else real(name))
-    with pytest.raises(SearchError, match=r"pip install 'bier-ml\[milvus\]'"):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'bier-ml\[milvus\]'"):
         open_store(f"milvus:{tmp_path}/shop.db", GROUPS)

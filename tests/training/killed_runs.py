@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.utils.tensorboard  # imported here once, rather than in every fork
 
 from bier.config import Config
 from bier.training import train

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from bier import distributed
 from bier.method.boosting import BoostedLoss
 from bier.method.classifier import BoostedClassifier
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.losses import BinomialDeviance, Contrastive, Triplet
-from bier.training import distributed, objective
+from bier.training import objective
 from bier.training.objective import Objective
 
 GROUPS = (3, 4, 5)

@@ -1,19 +1,31 @@
 """Checkpoints are complete or absent, and old ones go."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from bier.errors import TrainingError
-from bier.training import run_folder as saved
-from bier.training.run_folder import Checkpoint, complete, newest, prune, read_checkpoint, write_checkpoint
+from bier.training.run_folder import (
+    Checkpoint,
+    complete,
+    load_optimizer,
+    newest,
+    prune,
+    random_state,
+    read_checkpoint,
+    set_random_state,
+    write_checkpoint,
+)
 
 
 def some(step: int) -> Checkpoint:
-    return Checkpoint({"x": torch.full((3, 2), float(step))}, {"step": step, "rows": [1, 2]})
+    weights = {"x": torch.full((3, 2), float(step))}
+    return Checkpoint(weights, {"state": {}}, {"batches": step}, {"step": step}, {"cpu": torch.get_rng_state()[None]})
 
 
 def names(folder: Path) -> list[str]:
@@ -24,8 +36,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 12, some(12))
     assert path == tmp_path / "step-12"
     again = read_checkpoint(path)
-    assert torch.equal(again.tensors["x"], torch.full((3, 2), 12.0))
-    assert again.values == {"step": 12, "rows": [1, 2]}
+    assert torch.equal(again.objective["x"], torch.full((3, 2), 12.0))
+    assert (again.sampler, again.trainer) == ({"batches": 12}, {"step": 12})
+    assert torch.equal(again.random["cpu"], some(12).random["cpu"])
     assert names(tmp_path) == ["step-12"]
 
 
@@ -48,8 +61,8 @@ def test_the_name_appears_when_everything_is_on_the_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "rename", watched_rename)
     write_checkpoint(tmp_path, 5, some(5))
     ((files, before),) = seen
-    assert files == ["state.json", "state.safetensors"]
-    assert {"state.json", "state.safetensors"} <= set(before)
+    assert files == ["state.pt"]
+    assert "state.pt" in before
     assert flushed[-1] == tmp_path.name  # and the rename itself, last of all
 
 
@@ -57,7 +70,7 @@ def test_what_a_kill_left_half_written_is_ignored_and_removed(tmp_path: Path) ->
     write_checkpoint(tmp_path, 5, some(5))
     left = tmp_path / ".step-6.1234"
     left.mkdir()
-    (left / "state.safetensors").write_bytes(b"half")
+    (left / "state.pt").write_bytes(b"half")
     assert newest(tmp_path) == tmp_path / "step-5"
     prune(tmp_path, keep=2, best=None)
     assert names(tmp_path) == ["step-5"]
@@ -91,25 +104,37 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path, keep: int, best: 
 def test_a_checkpoint_that_is_there_is_replaced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 3, some(1))
     write_checkpoint(tmp_path, 3, some(2))
-    assert read_checkpoint(tmp_path / "step-3").values["step"] == 2
+    assert read_checkpoint(tmp_path / "step-3").trainer["step"] == 2
     assert names(tmp_path) == ["step-3"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "no json", "no tensors", "not json"])
+class Harmful:
+    """Pickles to a call that leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.trace,)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "other content", "harmful"])
 def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
     path = write_checkpoint(tmp_path, 3, some(3))
-    weights, values = path / "state.safetensors", path / "state.json"
+    file = path / "state.pt"
     if damage == "cut":
-        weights.write_bytes(weights.read_bytes()[:-5])
-    elif damage == "no json":
-        values.unlink()
-    elif damage == "no tensors":
-        weights.unlink()
-    else:
-        values.write_text("{")
+        file.write_bytes(file.read_bytes()[:-5])
+    elif damage == "missing":
+        file.unlink()
+    elif damage == "other content":
+        torch.save({"x": 1}, file)
+    else:  # no code from a checkpoint is run
+        torch.save({**vars(some(3)), "sampler": Harmful(tmp_path / "trace")}, file)
     with pytest.raises(TrainingError) as caught:
         read_checkpoint(path)
     assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
@@ -152,11 +177,39 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, kind: s
     steps(module, optimizer, 0, 6)
     half, half_optimizer = fresh()
     steps(half, half_optimizer, 0, 3)
-    tensors = {**saved.module_tensors(half), **saved.optimizer_tensors(half_optimizer)}
-    state = read_checkpoint(write_checkpoint(tmp_path, 3, Checkpoint(tensors, {})))
+    written = replace(some(3), objective=half.state_dict(), optimizer=half_optimizer.state_dict())
+    state = read_checkpoint(write_checkpoint(tmp_path, 3, written))
     again, again_optimizer = fresh()
-    saved.load_module(again, state.tensors)
-    saved.load_optimizer(again_optimizer, state.tensors)
+    again.load_state_dict(state.objective)
+    load_optimizer(again_optimizer, state.optimizer)
     steps(again, again_optimizer, 3, 6)
     for name, value in module.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_a_weight_that_is_not_finite_has_a_name() -> None:
+    assert some(1).not_finite() is None
+    broken = replace(some(1), objective={"a": torch.ones(2), "b": torch.tensor([1.0, torch.nan])})
+    assert broken.not_finite() == "weights/b"
+    broken = replace(some(1), optimizer={"state": {4: {"exp_avg": torch.tensor([torch.inf]), "step": 3}}})
+    assert broken.not_finite() == "optimizer/4/exp_avg"
+
+
+def test_the_generator_of_the_gpu_in_use_is_kept_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: a dictionary stands for the generators of several."""
+    gpus = {torch.device("cuda", index): torch.full((4,), index, dtype=torch.uint8) for index in range(3)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: gpus[device].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: gpus.update({device: state}))
+    mine = torch.device("cuda", 1)
+    before = torch.get_rng_state()
+    state = random_state(mine)
+    assert state.keys() == {"cpu", "cuda"}
+    torch.rand(3)
+    gpus[mine] += 100
+    set_random_state(mine, state)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [int(gpu[0]) for gpu in gpus.values()] == [0, 1, 2]
+    assert random_state(torch.device("cpu")).keys() == {"cpu"}
+    gpus[mine] += 100
+    set_random_state(mine, random_state(torch.device("cpu")))  # a checkpoint of a run without a GPU
+    assert int(gpus[mine][0]) == 101

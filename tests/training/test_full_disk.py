@@ -1,15 +1,19 @@
 """A full disk ends a run with one line, and what was saved before still serves."""
 
+import errno
 import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 import bier
+from bier.errors import TrainingError
 from bier.training import resolve
 from bier.training.run_folder import complete, read_checkpoint, read_metrics
 
@@ -73,7 +77,7 @@ def assert_intact(run: Path, step: int) -> None:
 
 def test_a_checkpoint_that_does_not_fit(run: Path) -> None:
     assert_intact(run, 7)
-    size = (complete(run / "checkpoints")[-1] / "state.safetensors").stat().st_size
+    size = (complete(run / "checkpoints")[-1] / "state.pt").stat().st_size
     done = resume(run, limited(size - 1000))
     assert_one_line(done, f"Could not write {run}/checkpoints/step-10: the disk is full. {run}/checkpoints/step-7 is")
     assert "resume" in done.stderr
@@ -90,6 +94,26 @@ def test_metrics_that_do_not_fit(run: Path) -> None:
     assert resume(run).returncode == 0
     assert [row["step"] for row in read_metrics(run)] == list(range(1, 31))
     assert (run / "metrics.jsonl").read_text().count("\n") == 30
+
+
+def test_tensorboard_events_that_do_not_fit(
+    features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They are written by a thread; its error ends the run with one line, and no traceback is printed."""
+    written: list[bytes] = []
+
+    def write(writer: RecordWriter, data: bytes) -> None:
+        written.append(data)
+        if len(written) > 40:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "write", write)
+    config = resolve("a-bier", "features", {**SETTINGS, "data.root": str(features_file)})
+    hook = threading.excepthook
+    with pytest.raises(TrainingError, match=r"Could not write .*events\.out\.tfevents: the disk is full"):
+        bier.train(config, tmp_path / "run")
+    assert capfd.readouterr() == ("", "")
+    assert threading.excepthook is hook
 
 
 @pytest.fixture

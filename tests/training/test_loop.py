@@ -1,11 +1,10 @@
 """The loop: what it writes, when it stops, what it keeps."""
 
-import json
 import math
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def test_from_python_without_a_terminal(features_file: Path, tmp_path: Path, cap
     assert model.metadata == {"data": "features", "method": "a-bier", "seed": 0}
     assert [path.name for path in complete(run.folder / "checkpoints")] == ["step-8", "step-12"]
     state = read_checkpoint(run.folder / "checkpoints" / "step-12")
-    assert torch.equal(state.tensors["weights/ensemble.weight"], model.ensemble.weight)
+    assert torch.equal(state.objective["ensemble.weight"], model.ensemble.weight)
 
 
 def test_a_run_is_repeated_from_its_config_alone(features_file: Path, tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_a_loss_that_breaks_ends_the_run(features_file: Path, tmp_path: Path, me
     kept = complete(tmp_path / "run" / "checkpoints")
     assert (str(kept[-1]) if kept else "there is no checkpoint yet") in message
     for path in kept:  # what it calls good is good
-        assert all(torch.isfinite(value).all() for value in read_checkpoint(path).tensors.values())
+        assert read_checkpoint(path).not_finite() is None
 
 
 def test_weights_that_break_are_not_saved(features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +157,9 @@ def test_weights_that_break_are_not_saved(features_file: Path, tmp_path: Path, m
     assert [path.name for path in complete(tmp_path / "run" / "checkpoints")] == ["step-4"]
 
 
-def test_ctrl_c_saves_and_the_end_is_the_same(features_file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_end_is_the_same(
+    features_file: Path, tmp_path: Path, assert_same_checkpoints: Callable[[Path, Path], None]
+) -> None:
     chosen = config(features_file, data__validation=0.3)
     whole = bier.train(chosen, tmp_path / "whole").folder
     handler = signal.getsignal(signal.SIGINT)
@@ -169,8 +170,9 @@ def test_ctrl_c_saves_and_the_end_is_the_same(features_file: Path, tmp_path: Pat
     assert not (stopped.folder / "model").exists()
     ended = bier.train(chosen, tmp_path / "run", resume=True)
     assert not ended.interrupted
-    for name in ("metrics.jsonl", "model/model.safetensors", "checkpoints/step-12/state.safetensors"):
+    for name in ("metrics.jsonl", "model/model.safetensors"):
         assert (whole / name).read_bytes() == (ended.folder / name).read_bytes()
+    assert_same_checkpoints(whole / "checkpoints" / "step-12", ended.folder / "checkpoints" / "step-12")
 
 
 def test_the_best_by_validation_is_the_model(features_file: Path, tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_the_best_by_validation_is_the_model(features_file: Path, tmp_path: Path
     kept = {path.name for path in complete(run.folder / "checkpoints")}
     assert f"step-{run.best_step}" in kept
     state = read_checkpoint(run.folder / "checkpoints" / f"step-{run.best_step}")
-    assert torch.equal(state.tensors["weights/ensemble.weight"], bier.load(run.folder).ensemble.weight)
+    assert torch.equal(state.objective["ensemble.weight"], bier.load(run.folder).ensemble.weight)
     validation = load_data(config(features_file, **settings))["validation"]
     vectors = bier.load(run.folder).encode(validation.images)
     assert math.isclose(bier.recall_at_k(vectors, validation.labels, [1])[1], best)
@@ -236,7 +238,7 @@ def test_early_stopping(features_file: Path, tmp_path: Path) -> None:
     assert not run.interrupted
     assert run.best_step is not None
     assert run.step == run.best_step + 3 * 3
-    assert json.loads((run.folder / "checkpoints" / f"step-{run.step}" / "state.json").read_text())["standing"]["stale"]
+    assert read_checkpoint(run.folder / "checkpoints" / f"step-{run.step}").trainer["stale"] == 3
     again = bier.train(config(features_file, train__schedule="constant", **settings), run.folder, resume=True)
     assert again.step == run.step  # it does not start to train again
 
@@ -290,3 +292,17 @@ def test_the_split_does_not_follow_the_seed_of_the_weights(features_file: Path) 
     first, second = (load_data(config(features_file, seed=seed))["test"].classes for seed in (0, 1))
     other = load_data(config(features_file, data__seed=1))["test"].classes
     assert first == second != other
+
+
+@pytest.mark.parametrize("start", ["glorot", "activation"])
+def test_the_bias_starts_by_taking_the_mean_of_the_features_away(
+    features_file: Path, tmp_path: Path, start: str
+) -> None:
+    settings = {"model__bias": True, "model__start": start, "train__learning_rate": 0.0, "train__steps": 1}
+    asked = config(features_file, **settings)
+    ensemble = bier.load(bier.train(asked, tmp_path / "run").folder).ensemble
+    features = torch.from_numpy(load_data(asked)["train"].images)
+    assert ensemble.bias is not None
+    torch.testing.assert_close(ensemble.bias, -ensemble.weight @ features.mean(dim=0), rtol=1e-4, atol=1e-5)
+    assert features.mean(dim=0).norm() > 0.1
+    assert bier.load(bier.train(config(features_file), tmp_path / "plain").folder).ensemble.bias is None

@@ -2,40 +2,26 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from safetensors.torch import save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import bier
 from bier.config import Config
 from bier.errors import ConfigError, TrainingError
 from bier.training import resolve
-from bier.training.run_folder import complete
+from bier.training.run_folder import complete, read_checkpoint
 
 KILLS = 5
+SameRuns = Callable[[Path, Path], None]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-def assert_same_runs(one: Path, other: Path) -> None:
-    """Weights, checkpoints and metrics, to the bit."""
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
-    assert (one / "config.toml").read_bytes() == (other / "config.toml").read_bytes()
-    for name in ("model.safetensors", "model.json"):
-        assert (one / "model" / name).read_bytes() == (other / "model" / name).read_bytes()
-    steps = [path.name for path in complete(one / "checkpoints")]
-    assert steps == [path.name for path in complete(other / "checkpoints")]
-    for step in steps:
-        mine, theirs = (load_file(run / "checkpoints" / step / "state.safetensors") for run in (one, other))
-        assert mine.keys() == theirs.keys()
-        for name, tensor in mine.items():
-            assert torch.equal(tensor, theirs[name]), f"{step} {name}"
-        values = [(run / "checkpoints" / step / "state.json").read_text() for run in (one, other)]
-        assert values[0] == values[1]
 
 
 def killed_and_whole(config: Config, folder: Path, longest: float) -> None:
@@ -52,7 +38,9 @@ def killed_and_whole(config: Config, folder: Path, longest: float) -> None:
     assert resumed_at == sorted(resumed_at)
 
 
-def test_killed_on_image_files_with_workers_and_validation(pictures: Path, tmp_path: Path) -> None:
+def test_killed_on_image_files_with_workers_and_validation(
+    pictures: Path, tmp_path: Path, assert_same_runs: SameRuns
+) -> None:
     settings = {
         "data.root": str(pictures),
         "data.validation": 0.5,
@@ -79,7 +67,9 @@ def test_killed_on_image_files_with_workers_and_validation(pictures: Path, tmp_p
     assert half_written == []
 
 
-def test_killed_with_momentum_and_a_solved_start(features_file: Path, tmp_path: Path) -> None:
+def test_killed_with_momentum_and_a_solved_start(
+    features_file: Path, tmp_path: Path, assert_same_runs: SameRuns
+) -> None:
     settings = {
         "data.root": str(features_file),
         "model.embedding": 12,
@@ -101,13 +91,25 @@ def small(root: Path, **settings: Any) -> Config:
     return resolve("a-bier", "features", given | settings)
 
 
-def test_a_finished_run_can_be_resumed_and_nothing_changes(features_file: Path, tmp_path: Path) -> None:
+def test_a_finished_run_can_be_resumed_and_nothing_changes(
+    features_file: Path, tmp_path: Path, assert_same_runs: SameRuns
+) -> None:
     config = small(features_file)
     bier.train(config, tmp_path / "run")
     bier.train(config, tmp_path / "whole")
     again = bier.train(config, tmp_path / "run", resume=True)
     assert (again.step, again.interrupted) == (6, False)
     assert_same_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_resumed_run_voids_the_events_that_it_writes_again(features_file: Path, tmp_path: Path) -> None:
+    config = small(features_file)
+    run = bier.train(config, tmp_path / "run").folder
+    shutil.rmtree(run / "checkpoints" / "step-6")  # steps 5 and 6 are trained again
+    bier.train(config, run, resume=True)
+    events = EventAccumulator(str(run))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_another_config_is_refused_with_the_keys(features_file: Path, tmp_path: Path) -> None:
@@ -131,12 +133,14 @@ def test_a_run_is_not_overwritten_and_a_missing_one_not_resumed(features_file: P
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_damaged_checkpoint_is_one_line_and_the_one_before_serves(features_file: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_one_line_and_the_one_before_serves(
+    features_file: Path, tmp_path: Path, assert_same_runs: SameRuns
+) -> None:
     config = small(features_file)
     bier.train(config, tmp_path / "whole")
     bier.train(config, tmp_path / "run")
     newest = complete(tmp_path / "run" / "checkpoints")[-1]
-    weights = newest / "state.safetensors"
+    weights = newest / "state.pt"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(TrainingError) as caught:
         bier.train(config, tmp_path / "run", resume=True)
@@ -147,3 +151,31 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_serves(features_fil
     newest.rmdir()
     bier.train(config, tmp_path / "run", resume=True)
     assert_same_runs(tmp_path / "whole", tmp_path / "run")
+
+
+def to_old_format(path: Path) -> None:
+    """Rewrite a checkpoint as version 0.1 wrote it."""
+    state = read_checkpoint(path)
+    tensors = {f"weights/{name}": value.contiguous() for name, value in state.objective.items()}
+    for number, row in state.optimizer["state"].items():
+        tensors |= {f"optimizer/{number}/{name}": value.contiguous() for name, value in row.items()}
+    save_file({**tensors, "random": state.random["cpu"]}, path / "state.safetensors")
+    values = {"standing": state.trainer, "sampler": state.sampler}
+    (path / "state.json").write_text(json.dumps(values))
+    (path / "state.pt").unlink()
+
+
+def test_a_run_with_checkpoints_of_version_0_1_goes_on_exactly(
+    features_file: Path, tmp_path: Path, assert_same_checkpoints: SameRuns
+) -> None:
+    config = small(features_file)
+    whole = bier.train(config, tmp_path / "whole").folder
+    run = bier.train(config, tmp_path / "run").folder
+    last = run / "checkpoints" / "step-6"
+    (last / "state.pt").unlink()
+    last.rmdir()
+    to_old_format(run / "checkpoints" / "step-4")
+    bier.train(config, run, resume=True)
+    for name in ("metrics.jsonl", "model/model.safetensors"):
+        assert (whole / name).read_bytes() == (run / name).read_bytes()
+    assert_same_checkpoints(whole / "checkpoints" / "step-6", last)

@@ -1,34 +1,40 @@
-"""The command line: `main` runs a command and turns errors a user can mend into one line and exit code 2."""
+"""The command line: `main` runs a command and turns errors a user can mend into one line and exit code 2.
+
+Each command is a function in a file of its own, whose docstring is its help. These files import torch and what needs it
+inside the function, so that help and mistakes in options show at once.
+"""
 
 import sys
-from importlib import import_module
 from typing import NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
+from bier.cli import data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
 from bier.cli.terminal import say
 from bier.errors import BierError
 
 app = typer.Typer(
     name="bier",
-    help="Train an embedding ensemble on image folders, measure it honestly, search with it.",
+    help="Train an embedding ensemble on image folders, measure it on unseen classes, search with it.",
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-COMMANDS = ("demo", "train", "evaluate", "embed", "index", "search", "serve", "paper", "data", "export")
-
-
-def _register() -> None:
-    """Each command lives in a file of its own that has `register(app)`."""
-    for name in COMMANDS:
-        import_module(f"bier.cli.{name}").register(app)
+app.command()(demo.demo)
+app.command()(train.train)
+app.command(help=evaluate.HELP)(evaluate.evaluate)
+app.command()(embed.embed)
+app.command()(index.index)
+app.command()(search.search)
+app.command()(serve.serve)
+app.command()(settings.settings)
+app.command()(export.export)
+app.add_typer(data.app, name="data")
+paper.register(app)
 
 
 def main() -> NoReturn:
-    _register()
     try:
         code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
     except BierError as error:

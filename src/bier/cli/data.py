@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from bier.cli.terminal import Data, Json, Root, Size, console, emit, say
 from bier.errors import DataError
@@ -28,14 +27,10 @@ Split = Annotated[
 TestShare = Annotated[float, typer.Option("--test-share", help="The share that a split draws for test.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds `bier data check` and `bier data show`."""
-    group = typer.Typer(help="Check a data set against its protocol, or look at it.", no_args_is_help=True)
-    group.command("check")(check)
-    group.command("show")(show)
-    app.add_typer(group, name="data")
+app = typer.Typer(help="Check a data set against its protocol, or look at it.", no_args_is_help=True)
 
 
+@app.command()
 def check(
     data: Data = "glyphs",
     root: Root = None,
@@ -74,6 +69,7 @@ def check(
         say("All counts are as the protocol expects." if wanted else "All files are there.")
 
 
+@app.command()
 def show(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The picture to write, like sheet.png.")],
     data: Data = "glyphs",
@@ -108,6 +104,8 @@ def show(
 
 
 def _tabulate(dataset: "Dataset", found: Counts, wanted: Counts) -> None:
+    from rich.table import Table
+
     table = Table(title=f"{dataset.name}, {dataset.protocol} protocol", title_justify="left")
     table.add_column("part")
     table.add_column("count")

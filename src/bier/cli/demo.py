@@ -2,94 +2,108 @@
 
 import shlex
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from bier.cli.terminal import Json, console, emit, progress_bar, say
+from bier.cli.terminal import (
+    Json,
+    command,
+    console,
+    emit,
+    program_beside,
+    progress_bar,
+    say,
+    table_of_numbers,
+)
 from bier.cli.train import Watcher
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from bier.config import Config
     from bier.evaluate.dataset import Assessment
 
 METHODS = ("baseline", "a-bier")
 KS = ("1", "2", "4", "8")
 
-HELP = """Train a plain embedding and A-BIER on drawn characters, compare them, write a report.
-
-Needs no data, no GPU and no network. Both get the same network, steps, batches and seeds; the characters they are
-measured on come from alphabets that neither has seen. Runs that are already there are not trained again.
-
-Examples:
-
-  bier demo
-
-  bier demo --seeds 3 --json
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("demo", help=HELP)(demo)
-
 
 def demo(
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train each method so often; mean and spread.")] = 1,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train each method with this many seeds.")] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs go.")] = Path("runs/demo"),
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Steps of training, to look around faster.")
+        int | None, typer.Option("--steps", min=1, help="Fewer steps of training, for a quick look.")
     ] = None,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
-    from bier.data import load as load_data
-    from bier.evaluate.report import write_report
-    from bier.training import resolve
-    from bier.training.run_folder import read_metrics
+    """Train a plain embedding and A-BIER on drawn characters, compare them, write a report.
 
+    Needs no data, no GPU and no network. Both get the same network, steps, batches and seeds; the characters they are
+    measured on come from alphabets that neither has seen. Runs that are already there are not trained again.
+
+    [bold]Examples[/bold]
+
+    bier demo
+
+    bier demo --seeds 3 --json
+    """
+    say(f"Training {' and '.join(METHODS)} on drawn characters: about 2 minutes each on two cores.")
+    with progress_bar() as bar:
+        from bier.data import load as load_data
+        from bier.training import resolve
+
+        bar.add_task("drawing the characters", total=None, status="")
+        glyphs = load_data("glyphs")
     changed = {} if steps is None else {"train.steps": steps}
-    glyphs = load_data("glyphs")
     results: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
     first: dict[str, Assessment] = {}
     for seed in range(seeds):
         for method in METHODS:
-            config = resolve(method, "glyphs", {"seed": seed, **changed})
             run = out / f"{method}-{seed}"
-            seconds = _train(config, run)
+            seconds = _train(resolve(method, "glyphs", {"seed": seed, **changed}), run)
             found = _assess(run, glyphs)
             first.setdefault(method, found)
             results[method].append({**found.to_dict(), "training_seconds": seconds})
     main = out / "a-bier-0"
-    page = write_report(
-        main / "report",
-        first["a-bier"].result,
-        measured=str(first["a-bier"].measured),
-        metrics=read_metrics(main),
-        images=first["a-bier"].images,
-        title="A-BIER on glyphs",
-        comparison={"baseline": first["baseline"].result},
-    )
+    page = _report(main, first)
     summary = {method: _summary(rows) for method, rows in results.items()}
     gain = _mean_recall(results["a-bier"]) - _mean_recall(results["baseline"])
-    if as_json:
+    if json:
         emit({"methods": summary, "gain": gain, "seeds": seeds, "report": str(page), "runs": results})
         return
-    console.print(_table(summary, seeds))
+    console.print(comparison(summary, seeds))
     say(f"A-BIER finds the right character first {abs(gain):.2f} points {'more' if gain >= 0 else 'less'} often.")
     say("")
     say("Next:")
     say(f"  open the report      {shlex.quote(str(page))}")
-    say(f"  look at the curves   tensorboard --logdir {shlex.quote(str(out))}")
-    say(f"  search in a browser  bier serve {shlex.quote(str(main))}")
-    say("  train on your own    bier train --data folder --root YOUR_PHOTOS --out runs/mine")
-    say("  then measure it      bier evaluate runs/mine")
+    say(f"  look at the curves   {program_beside('tensorboard')} --logdir {shlex.quote(str(out))}")
+    say(f"  search in a browser  {command('serve', main)}")
+    say(f"  train on your own    {command('train', '--data', 'folder', '--root', 'YOUR_PHOTOS', '--out', 'runs/mine')}")
+    say(f"  then measure it      {command('evaluate', 'runs/mine')}")
+
+
+def _report(run: Path, found: "Mapping[str, Assessment]") -> Path:
+    with progress_bar() as bar:
+        from bier.evaluate.report import write_report
+        from bier.training.run_folder import read_metrics
+
+        bar.add_task("writing the report", total=None, status="")
+        return write_report(
+            run / "report",
+            found["a-bier"].result,
+            measured=str(found["a-bier"].measured),
+            metrics=read_metrics(run),
+            images=found["a-bier"].images,
+            title="A-BIER on glyphs",
+            comparison={"baseline": found["baseline"].result},
+        )
 
 
 def _train(config: "Config", run: Path) -> float | None:
-    """Train, go on with what an earlier demo left unfinished, or leave a finished run as it is."""
-    from bier.training import train
+    """Train, continue what an earlier demo left unfinished, or leave a finished run as it is."""
     from bier.training.run_folder import CONFIG, check_same_config
 
     exists = (run / CONFIG).is_file()
@@ -98,10 +112,12 @@ def _train(config: "Config", run: Path) -> float | None:
         say(f"{run} is already trained; remove it to train it again.")
         return None
     with progress_bar() as bar:
+        from bier.training import train
+
         watcher = Watcher(bar, config, label=run.name)
         done = train(config, run, resume=exists, observer=watcher)
     if done.interrupted:
-        say("Stopped; a checkpoint is saved. Go on with: bier demo")
+        say(f"Stopped; a checkpoint is saved. Go on with: {command(*sys.argv[1:])}")
         raise typer.Exit(130)
     return watcher.seconds
 
@@ -132,22 +148,21 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float] | 
     return summary
 
 
-def _table(summary: Mapping[str, Mapping[str, Any]], seeds: int) -> Table:
-    names = {
+def comparison(summary: Mapping[str, Mapping[str, Any]], seeds: int) -> "Group":
+    """One row per measure, one column per method, and their difference."""
+    rows = {
         **{f"R@{k}": (f"R@{k}", 2) for k in KS},
-        "feature_correlation": ("feature corr.", 3),
-        "classifier_correlation": ("classifier corr.", 3),
-        "training_seconds": ("seconds", 0),
+        "feature_correlation": ("feature correlation", 3),
+        "classifier_correlation": ("classifier correlation", 3),
+        "training_seconds": ("seconds of training", 0),
     }
-    table = Table("", *(title for title, _ in names.values()), title=f"Characters of unseen alphabets, {seeds} seed(s)")
-    for method, row in summary.items():
-        table.add_row(method, *(_cell(row[key], digits, seeds) for key, (_, digits) in names.items()))
     cells = []
-    for key, (_, digits) in names.items():
-        one, other = summary["a-bier"][key], summary["baseline"][key]
-        cells.append("-" if one is None or other is None else f"{one['mean'] - other['mean']:+.{digits}f}")
-    table.add_row("difference", *cells, style="bold")
-    return table
+    for key, (name, digits) in rows.items():
+        plain, ours = (summary[method][key] for method in METHODS)
+        difference = "-" if plain is None or ours is None else f"{ours['mean'] - plain['mean']:+.{digits}f}"
+        cells.append((name, _cell(plain, digits, seeds), _cell(ours, digits, seeds), difference))
+    title = f"Characters of unseen alphabets, {seeds} seed{'s' if seeds > 1 else ''}"
+    return table_of_numbers(("", *METHODS, "difference"), cells, title=title)
 
 
 def _cell(value: Mapping[str, float] | None, digits: int, seeds: int) -> str:

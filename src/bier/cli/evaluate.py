@@ -2,19 +2,19 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from bier.cli.terminal import Cache, Json, Root, Size, SkipBroken, console, emit, progress_bar, say
+from bier.cli.terminal import Cache, Json, Root, Size, SkipBroken, console, emit, progress_bar, say, table_of_numbers
 from bier.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from bier.config import DataConfig
     from bier.data import Dataset
     from bier.evaluate.dataset import Assessment, Measured
@@ -220,45 +220,45 @@ def _measured(row: Mapping[str, Any]) -> str:
     """What the numbers of an evaluation are about."""
     from bier.evaluate.dataset import Measured
 
-    return escape(str(Measured(**row["measured"])))
+    return str(Measured(**row["measured"]))
 
 
-def single_table(name: str, row: Mapping[str, Any]) -> Table:
+def single_table(name: str, row: Mapping[str, Any]) -> "Group":
     """All rows of one evaluation: ensemble, learners, prefixes."""
     if "accuracy" in row:
-        table = Table("", "accuracy", title=escape(name), caption=_measured(row))
-        for one, value in row["accuracy"].items():
-            table.add_row(one, _percent(value))
-        return table
+        cells = [(one, _percent(value)) for one, value in row["accuracy"].items()]
+        return table_of_numbers(("", "accuracy"), cells, title=name, caption=_measured(row))
     ks = list(row["recall"]["ensemble"])
-    table = Table("", *(f"R@{k}" for k in ks), title=escape(name))
-    for one, values in row["recall"].items():
-        table.add_row(one, *(_percent(values[k]) for k in ks), style="bold" if one == "ensemble" else None)
     clf = row["classifier_correlation"]
-    table.caption = (
-        f"{_measured(row)}; "
-        f"{row['queries']:,} queries, {row['gallery']:,} in the gallery, {row['without_positive']} without a match; "
-        f"feature correlation {row['feature_correlation']:.4f}, "
-        f"classifier correlation {'-' if clf is None else format(clf, '.4f')}; {row['seconds']:.1f} s"
+    names = list(row["recall"])
+    return table_of_numbers(
+        ("", *(f"R@{k}" for k in ks)),
+        [(one, *(_percent(values[k]) for k in ks)) for one, values in row["recall"].items()],
+        title=name,
+        caption=(
+            f"{_measured(row)}; {row['queries']:,} queries, {row['gallery']:,} in the gallery, "
+            f"{row['without_positive']} without a match; feature correlation {row['feature_correlation']:.4f}, "
+            f"classifier correlation {'-' if clf is None else format(clf, '.4f')}; {row['seconds']:.1f} s"
+        ),
+        style=lambda number: "bold" if names[number] == "ensemble" else None,
     )
-    return table
 
 
-def comparison_table(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One row a run."""
+def comparison_table(found: Mapping[str, Mapping[str, Any]]) -> "Group":
+    """One row per run."""
     first = next(iter(found.values()))
     about = list(dict.fromkeys(map(_measured, found.values())))
     caption = about[0] if len(about) == 1 else "\n".join(f"{name}: {_measured(row)}" for name, row in found.items())
     if "accuracy" in first:
-        table = Table("run", "accuracy", caption=caption)
-        for name, row in found.items():
-            table.add_row(name, _percent(row["accuracy"]["ensemble"]))
-        return table
+        cells = [(name, _percent(row["accuracy"]["ensemble"])) for name, row in found.items()]
+        return table_of_numbers(("run", "accuracy"), cells, caption=caption)
     ks = list(first["recall"]["ensemble"])
-    table = Table("run", *(f"R@{k}" for k in ks), "mAP@R", "feature corr.", "classifier corr.", caption=caption)
-    for name, row in found.items():
-        clf = row["classifier_correlation"]
-        recalls = (_percent(row["recall"]["ensemble"][k]) if k in row["recall"]["ensemble"] else "-" for k in ks)
-        ranked = "-" if row["map_at_r"] is None else _percent(row["map_at_r"])
-        table.add_row(name, *recalls, ranked, f"{row['feature_correlation']:.4f}", "-" if clf is None else f"{clf:.4f}")
-    return table
+    head = ("run", *(f"R@{k}" for k in ks), "mAP@R", "feature corr.", "classifier corr.")
+    return table_of_numbers(head, [_compared(name, row, ks) for name, row in found.items()], caption=caption)
+
+
+def _compared(name: str, row: Mapping[str, Any], ks: Sequence[str]) -> tuple[str, ...]:
+    clf, recall = row["classifier_correlation"], row["recall"]["ensemble"]
+    ranked = "-" if row["map_at_r"] is None else _percent(row["map_at_r"])
+    recalls = (_percent(recall[k]) if k in recall else "-" for k in ks)
+    return (name, *recalls, ranked, f"{row['feature_correlation']:.4f}", "-" if clf is None else f"{clf:.4f}")

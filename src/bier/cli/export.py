@@ -8,10 +8,6 @@ import typer
 from bier.cli.terminal import Json, emit, say
 
 
-def register(app: typer.Typer) -> None:
-    app.command("export")(export)
-
-
 def export(
     model: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the graph goes.")],

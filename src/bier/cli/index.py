@@ -13,8 +13,8 @@ from bier.errors import SearchError
 
 if TYPE_CHECKING:
     from bier.search import Id, Label
-    from bier.search.answers import Floats
-    from bier.search.graph import Progress
+    from bier.search.store import Floats
+    from bier.search.vectors import Progress
 
 _BATCH = 4_096  # images that are encoded and stored before the next; what an interruption may cost
 

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Column
 from rich.table import Table as Drawn
 
-from bier.cli.terminal import Json, console, emit, progress_bar, say
+from bier.cli.terminal import Json, console, emit, progress_bar, say, table_of_numbers
 from bier.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -240,10 +240,13 @@ def _described(table: "Table", files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _print(table: "Table", files: Sequence[Path]) -> None:
-    first, *others = table.head
-    drawn = Drawn(Column(first, no_wrap=True), *others, title=table.experiment.title, caption=table.note)
-    for line in table.lines:
-        drawn.add_row(*table.cells(line), style="dim" if line.learner else "")
+    drawn = table_of_numbers(
+        table.head,
+        [table.cells(line) for line in table.lines],
+        title=table.experiment.title,
+        caption=table.note,
+        style=lambda row: "dim" if table.lines[row].learner else None,
+    )
     console.print(drawn)
     for path in files:
         say(f"  {path}")

@@ -66,7 +66,7 @@ def search(
 
     bier search milvus:birds.db heron.jpg --shortlist 400 --json
     """
-    from bier.search.answers import checked_count
+    from bier.search.store import checked_count
 
     k = checked_count(k, "-k")
     store = open_collection(collection)

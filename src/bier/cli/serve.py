@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bier.cli.terminal import Json, Root, emit, progress_bar, say
-from bier.errors import ConfigError
+from bier.errors import ConfigError, needs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -59,6 +59,8 @@ def serve(
     # Before numpy is imported: searches already run side by side, and OpenBLAS's own threads spin in each other's way
     # (ten times slower on a busy machine).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for module in ("fastapi", "uvicorn", "python_multipart"):
+        needs(module, "serve")
     from bier.cli.gallery import open_gallery
 
     listening = _listen(host, port)

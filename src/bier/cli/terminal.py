@@ -1,23 +1,27 @@
 """What every command shares: options, where text goes, how progress looks, how JSON is printed."""
 
 import json
+import os
+import shlex
+import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.progress import Progress, Task
+
+SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
+NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
 
 Data = Annotated[
     str,
@@ -73,9 +77,105 @@ def emit(result: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def table_of_numbers(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+    style: Callable[[int], str | None] = lambda row: None,
+) -> "Group":
+    """A table that fits the terminal without cutting anything: with too many columns it becomes several, one below
+    the other, each with the names of the rows.
+
+    Args:
+        head: The headings. One of several words takes as many lines where space is short.
+        rows: The cells; the first of each row is its name.
+        title: Above the table.
+        caption: Below the table.
+        style: The style of a row by its number.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = list(rows)
+    names, *columns = zip(head, *rows, strict=True)
+    name_width = min(max(map(len, names)), NAME_WIDTH)
+    parts: list[Any] = [Text(title, style="bold")] if title else []
+    for some in _side_by_side(columns, console.width - name_width - 2):
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column(head[0], overflow="fold", min_width=name_width)
+        for column in some:
+            table.add_column(column[0], justify="right", min_width=_number_width(column))
+        for number, cells in enumerate(zip(names[1:], *(column[1:] for column in some), strict=True)):
+            table.add_row(*map(Text, cells), style=style(number))
+        parts.append(table)
+    return Group(*parts, *([Text(caption, style="dim")] if caption else []))
+
+
+def _number_width(column: Sequence[str]) -> int:
+    """Enough for each number with its spread, and each word of the heading."""
+    return max(max(map(len, column[1:]), default=0), max(map(len, column[0].split()), default=0))
+
+
+def _side_by_side(columns: Iterable[Sequence[str]], width: int) -> list[list[Sequence[str]]]:
+    """The columns in groups, each as many as fit the width, and at least one."""
+    groups: list[list[Sequence[str]]] = []
+    left = 0
+    for column in columns:
+        needed = _number_width(column) + 2
+        if not groups or needed > left:
+            groups.append([])
+            left = width
+        groups[-1].append(column)
+        left -= needed
+    return groups
+
+
+def command(*arguments: object, processes: bool = False) -> str:
+    """A `bier` command as the reader can paste it: with the program as it was started, and quoted where needed.
+
+    Args:
+        arguments: What follows `bier`.
+        processes: Start as many processes as torchrun started here, as resuming a run needs them.
+    """
+    python = _program(sys.executable)
+    started, words = Path(sys.argv[0]), shlex.join(map(str, arguments))
+    if processes and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+        return f"{python} -m torch.distributed.run --nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m bier {words}"
+    if started.name == "__main__.py":
+        return f"{python} -m bier {words}"
+    return f"{_program(sys.argv[0])} {words}"
+
+
+def program_beside(name: str) -> str:
+    """Another program of the environment that `bier` runs in, as the reader can type it."""
+    started = Path(sys.argv[0])
+    return _program(str((started if started.name == "bier" else Path(sys.executable)).parent / name))
+
+
+def _program(path: str) -> str:
+    """Its name where the shell finds it by that, else its path."""
+    found = shutil.which(Path(path).name)
+    same = found is not None and Path(found).absolute() == Path(path).absolute()
+    return Path(path).name if same else shlex.quote(path)
+
+
 @contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A progress bar on standard error; silent where standard error is not a terminal."""
+def progress_bar() -> Iterator["Progress"]:
+    """Progress on standard error: a bar in a terminal, elsewhere a plain line about every ten seconds."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -86,4 +186,41 @@ def progress_bar() -> Iterator[Progress]:
         TextColumn("{task.fields[status]}"),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        yield bar
+        if console.is_terminal or os.environ.get("RANK", "0") != "0":  # of several processes one prints
+            yield bar
+        else:
+            with _plain_lines(bar):
+                yield bar
+
+
+@contextmanager
+def _plain_lines(bar: "Progress") -> Iterator[None]:
+    """Print where the work stands at regular times, from a thread, so that a step that reports nothing shows too."""
+    ended = threading.Event()
+    begun = time.monotonic()
+
+    def repeat() -> None:
+        while not ended.wait(SECONDS_BETWEEN_LINES):
+            tasks = [task for task in bar.tasks if task.visible and not task.finished]
+            lines = [_plain(task) for task in tasks if task.total is not None or task is tasks[-1]]
+            say("; ".join(lines) or f"working, {time.monotonic() - begun:.0f} s")
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _plain(task: "Task") -> str:
+    """`training: 120 of 600, 0:01:05 left, loss 0.512`, with what is known of it."""
+    if task.total is None:
+        return f"{task.description}, {task.elapsed or 0:.0f} s"
+    known = [f"{task.description}: {task.completed:,.0f} of {task.total:,.0f}"]
+    if task.time_remaining is not None:
+        known.append(f"{timedelta(seconds=round(task.time_remaining))} left")
+    if task.fields.get("status"):
+        known.append(task.fields["status"])
+    return ", ".join(known)

@@ -1,20 +1,21 @@
 """`bier train`."""
 
 import os
-import shlex
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, TaskID
 
-from bier.cli.terminal import Cache, Data, Json, Root, Settings, Size, SkipBroken, emit, progress_bar, say
+from bier.cli.terminal import Cache, Data, Json, Root, Settings, Size, SkipBroken, command, emit, progress_bar, say
 from bier.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from bier.config import Config
+    from bier.training import Run
 
 Method = Annotated[
     str, typer.Option("--method", metavar="NAME", help="baseline, init, bier, activation-bier or a-bier.")
@@ -23,7 +24,7 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run folder. \\[default: runs/DATA-METHOD-SEED]")
 ]
 Resume = Annotated[
-    Path | None, typer.Option("--resume", metavar="DIR", help="Go on with this run from its newest checkpoint.")
+    Path | None, typer.Option("--resume", metavar="DIR", help="Continue this run from its newest checkpoint.")
 ]
 ConfigFile = Annotated[
     Path | None,
@@ -31,25 +32,6 @@ ConfigFile = Annotated[
 ]
 
 NAMED = ("data", "root", "method", "size", "skip_broken", "cache")  # options that stand for settings
-
-HELP = """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
-
-Examples:
-
-  bier train --data glyphs --out runs/first
-
-  bier train --data folder --root photos --method a-bier --out runs/shop
-
-  bier train --data cub --root CUB_200_2011 --method bier --set train.steps=15000
-
-  bier train --resume runs/shop
-
-  torchrun --nproc-per-node 2 -m bier train --data glyphs
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("train", help=HELP)(train)
 
 
 def train(
@@ -64,11 +46,27 @@ def train(
     size: Size = "small",
     skip_broken: SkipBroken = False,
     cache: Cache = None,
-    as_json: Json = False,
+    json: Json = False,
 ) -> None:
+    """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
+
+    `bier settings` lists what --set takes.
+
+    [bold]Examples[/bold]
+
+    bier train --data glyphs --out runs/first
+
+    bier train --data folder --root photos --method a-bier --out runs/shop
+
+    bier train --data cub --root CUB_200_2011 --method bier --set train.steps=15000
+
+    bier train --resume runs/shop
+
+    torchrun --nproc-per-node 2 -m bier train --data glyphs
+    """
     from bier.config import Config, parse_settings
+    from bier.data.catalog import check_name
     from bier.training import resolve
-    from bier.training import train as run_training
 
     chosen = parse_settings(settings or [])
     if resume is not None:
@@ -85,17 +83,23 @@ def train(
             "data.cache": str(cache) if cache else "",
         }
         resolved = resolve(method, data, {**named, **chosen})
-    first = os.environ.get("RANK", "0") == "0"  # of many processes one speaks
+    check_name(resolved.data.name)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes one prints
     with progress_bar() as bar:
+        from bier.training import train as run_training
+
         watcher = Watcher(bar, resolved)
         run = run_training(resolved, resume or out, resume=resume is not None, observer=watcher if first else None)
-    if not first:
-        return
-    folder = shlex.quote(str(run.folder))
+    if first:
+        _report(run, watcher.seconds, json)
+
+
+def _report(run: "Run", seconds: float, json: bool) -> None:
     if run.interrupted:
-        say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: bier train --resume {folder}")
+        again = command("train", "--resume", run.folder, processes=True)
+        say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: {again}")
         raise typer.Exit(130)
-    if as_json:
+    if json:
         emit(
             {
                 "run": str(run.folder),
@@ -103,17 +107,13 @@ def train(
                 "steps": run.step,
                 "best_step": run.best_step,
                 "best_validation": run.best_validation,
-                "seconds": watcher.seconds,
+                "seconds": seconds,
             }
         )
-    else:
-        best = (
-            ""
-            if run.best_validation is None
-            else f", best validation {run.best_validation:.2f} at step {run.best_step}"
-        )
-        say(f"Trained {run.step} steps in {watcher.seconds:.0f} s{best}.")
-        say(f"Next: bier evaluate {folder}")
+        return
+    best = "" if run.best_validation is None else f", best validation {run.best_validation:.2f} at step {run.best_step}"
+    say(f"Trained {run.step} steps in {seconds:.0f} s{best}.")
+    say(f"Next: {command('evaluate', run.folder)}")
 
 
 def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
@@ -127,9 +127,9 @@ def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
 
 
 class Watcher:
-    """Draws a run as a progress bar: loss, each learner's loss, images per second, time left."""
+    """Shows a run as progress: loss, each learner's loss, images per second, time left."""
 
-    def __init__(self, bar: Progress, config: "Config", label: str = "training") -> None:
+    def __init__(self, bar: "Progress", config: "Config", label: str = "training") -> None:
         self.bar = bar
         self.label = label
         self.batch = config.train.batch_classes * config.train.batch_images
@@ -158,7 +158,7 @@ class Watcher:
         speed = f" {self.batch * (step - self.first_step) / elapsed:.0f} images/s" if elapsed > 0 else ""
         self.bar.update(self._task(self.label), completed=step, total=total, status=self.status + speed)
 
-    def _task(self, what: str) -> TaskID:
+    def _task(self, what: str) -> "TaskID":
         if what not in self.tasks:
             self.tasks[what] = self.bar.add_task(what, total=None, status="")
         return self.tasks[what]

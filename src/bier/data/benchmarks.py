@@ -8,7 +8,7 @@ import numpy as np
 
 from bier.data.part import Dataset, Part
 from bier.data.sources import list_images
-from bier.errors import DataError
+from bier.errors import DataError, needs
 
 Counts = Mapping[str, Mapping[str, int]]
 
@@ -182,6 +182,7 @@ def _read_cars(root: Path, cropped: bool) -> Dataset:
 
 
 def _from_devkit(home: Path, path: Path) -> tuple[list[Record], list[Record]]:
+    needs("scipy", "matlab")  # Cars-196 ships its labels as a Matlab file
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 

@@ -2,15 +2,20 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bier.config import DataConfig
 from bier.data import glyphs
 from bier.data.benchmarks import CARS, CARS_CROPPED, CUB, CUB_CROPPED, INSHOP, SOP, VEHICLEID, Benchmark, Counts
 from bier.data.cifar10 import CIFAR10
 from bier.data.part import Dataset, SplitPlan, held_out
 from bier.data.sources import read_features, read_folder, read_table
-from bier.errors import DataError
+from bier.errors import ConfigError, DataError
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "cub": CUB,
@@ -28,6 +33,14 @@ OWN: Mapping[str, Callable[[Path, SplitPlan], Dataset]] = {
     "features": read_features,
 }
 NAMES: tuple[str, ...] = ("glyphs", *OWN, *BENCHMARKS)
+
+
+def check_name(name: str) -> None:
+    """An error that suggests the nearest name unless there is a data set of this name."""
+    if name not in NAMES:
+        near = difflib.get_close_matches(str(name), NAMES, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "."
+        raise DataError(f"The data set must be one of {', '.join(NAMES)}. Got '{name}' instead{hint}")
 
 
 def load(
@@ -53,10 +66,7 @@ def load(
         training, as birds of one genus have, and are then easier than the test classes).
     """
     plan = SplitPlan(split, seed, test_share, validation, validation_order)
-    if name not in NAMES:
-        near = difflib.get_close_matches(str(name), NAMES, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise DataError(f"The data set must be one of {', '.join(NAMES)}. Got '{name}' instead{hint}")
+    check_name(name)
     if name == "glyphs":
         return glyphs.read(seed, validation)
     if root is None or root == "":
@@ -68,6 +78,50 @@ def load(
         return OWN[name](place, plan) if name in OWN else held_out(BENCHMARKS[name].read(place, size), plan)
     except OSError as error:
         raise DataError(f"Cannot read {error.filename or place}: {error.strerror or error}.") from error
+
+
+def load_for(settings: DataConfig) -> Dataset:
+    """The data set that the settings of a run name, divided as they say, for training and for all that follows."""
+    dataset = load(
+        settings.name,
+        settings.root or None,
+        seed=settings.seed,
+        validation=settings.validation,
+        split=settings.split,
+        test_share=settings.test_share,
+        size=settings.size,
+        validation_order=settings.validation_order,
+    )
+    if settings.train_classes:
+        dataset = _fewer_classes(dataset, settings.train_classes)
+    return _fewer_images(dataset, settings.train_images) if settings.train_images else dataset
+
+
+def _fewer_images(dataset: Dataset, count: int) -> Dataset:
+    """The data set with `count` training images of each class (or all it has), spread evenly over them."""
+    part = dataset["train"]
+    chosen = np.zeros(len(part), bool)
+    for label in np.unique(part.labels):
+        members = np.flatnonzero(part.labels == label)
+        chosen[_spread(members, min(count, len(members)))] = True
+    fewer = part.select(chosen)
+    return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_images": count})
+
+
+def _fewer_classes(dataset: Dataset, count: int) -> Dataset:
+    """The data set with `count` of its training classes, spread evenly over all of them."""
+    part = dataset["train"]
+    present = np.unique(part.labels)
+    if count > len(present):
+        raise ConfigError(f"'data.train_classes' = {count} asks for more than the {len(present)} classes there are.")
+    chosen = _spread(present, count)
+    fewer = part.select(np.isin(part.labels, chosen)).only_present()
+    return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_classes": count})
+
+
+def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """`count` of the values, evenly spread over them."""
+    return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
 
 
 def expected(name: str, size: str = "small") -> Counts:

@@ -41,8 +41,8 @@ class Draws:
 
 Protocol = Literal["self", "query-gallery", "repeated-gallery", "accuracy"]
 Images = tuple[Path, ...] | NDArray[Any]
-UNLABELLED = -1  # the label of an image whose class is not known, as in scikit-learn
 ALL = "all"
+UNLABELLED = -1  # the label of an image whose class is not known, as in scikit-learn
 
 
 @dataclass(frozen=True, eq=False)

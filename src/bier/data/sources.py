@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bier.data.part import UNLABELLED, Dataset, Part, Protocol, SplitPlan, described, divide, held_out
-from bier.errors import DataError
+from bier.errors import DataError, needs
 
 IMAGE_ENDINGS = frozenset(
     (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
@@ -182,6 +182,7 @@ def _csv(table: Path) -> Columns:
 
 
 def _parquet(table: Path) -> Columns:
+    needs("pyarrow", "tables")
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from bier import distributed
 from bier.data import Dataset
@@ -173,9 +173,9 @@ class _Reader:
         trunk, rest = self.model.backbone.split(stage)
         folder = self.cache / f"maps-{name}-{stage}-{crop}"
         maps = TrunkCache(trunk, source, folder, crop=crop, augment="none", views=1, progress=self.progress)
-        network = nn.Sequential(rest, self.model.ensemble)
         inputs = inputs_in_order(maps, source.kept, BATCH)
-        return to_array(run_network(network, inputs, self.model.device, self.model.precision), self.model.dimension)
+        outputs = run_network(self.model.embedding_of(rest), inputs, self.model.device)
+        return to_array(outputs, self.model.dimension)
 
 
 @torch.no_grad()

@@ -26,7 +26,8 @@ from bier.evaluate.recall import (
     sides,
     unit_parts,
 )
-from bier.method.equations import Weighting, boosting_rates, ensemble_vector
+from bier.method.defaults import WEIGHTING, Weighting
+from bier.method.equations import boosting_rates, ensemble_vector
 
 WEIGHTINGS: tuple[Weighting, ...] = ("alpha", "sqrt")
 
@@ -110,7 +111,7 @@ def evaluate_ensemble(
     gallery_labels: Labels | None = None,
     repeats: int | None = None,
     seed: int = 0,
-    weighting: Weighting = "alpha",
+    weighting: Weighting = WEIGHTING,
     ranking: bool = True,
     progress: Progress | None = None,
 ) -> EnsembleResult:

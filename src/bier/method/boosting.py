@@ -6,16 +6,17 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from bier.distributed import gather
 from bier.errors import ConfigError, DataError
-from bier.method import equations
+from bier.method import defaults, equations
 from bier.method.ensemble import checked_groups
-from bier.method.losses import BinomialDeviance, pair_derivative, triplet_derivatives
+from bier.method.losses import BinomialDeviance, pair_weight, triplet_weight
 
 BAND = 128  # rows of the batch whose pairs are worked on at once
 
 
 class BoostedParts(NamedTuple):
-    """What `BoostedLoss` returns; `total` is the one to call backward on."""
+    """The loss and what it is made of; `total` is what `BoostedLoss` returns."""
 
     total: Tensor  # scalar, the mean over learners
     learners: Tensor  # (M,) the weighted loss of each learner
@@ -24,47 +25,77 @@ class BoostedParts(NamedTuple):
 
 
 class BoostedLoss(nn.Module):
-    """The metric loss of an ensemble: each next learner weighs the pairs by how wrong the ensemble so far is.
+    """The metric loss of an ensemble: each learner weighs the pairs by how wrong the learners before it are.
+
+    Eq. (5) to (8), Section 3.1 and Appendix B of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
+
+    All pairs i<j of the batch are used, the positive and the negative ones averaged separately and added; or all
+    triplets, averaged. A kind that the batch does not have adds 0, so a batch without any such pair or triplet has
+    loss 0 and gradient 0. No gradient flows through the boosting weights.
 
     Args:
         groups: the size of each learner. A single group gives the plain (baseline) loss.
-        loss: a loss on pairs or triplets; see `bier.method.losses` for what may stand here.
-        boost: False weighs every pair the same for every learner.
-        boosting: how pairs are weighed. `eta` is Algorithm 1: the derivative of the loss at the running score.
-            `shrinkage` is the gentler form of the authors' code, for binomial deviance only: the sigmoid of a sum
-            over learners that grows by `shrinkage` times the argument of the loss.
+        loss: a loss on pairs or triplets, by default `BinomialDeviance()`; see `bier.method.losses` for the interface.
+        boost: False gives every pair the weight 1 for every learner.
+        boosting: how pairs are weighed. `eta` is Algorithm 1 of the paper, Eq. (7): the derivative of the loss at the
+            running score. `shrinkage` is the form in the authors' code, Eq. (7b), for binomial deviance only.
+        gather_distributed: compute the loss over the batches of all processes of the default process group. Each
+            process must bring the same number of images; inside DistributedDataParallel the gradients are then those of
+            one process with the whole batch.
+        shrinkage: nu of Eq. (7b).
 
-    Called with the raw embedding z (B, d) and integer labels (B,). All pairs i<j of the batch are used, the positive
-    and the negative ones averaged separately and added; or all triplets, averaged. A kind that the batch does not
-    have adds 0, so a batch without any pair or triplet of use has loss 0 and gradient 0. No gradient flows through
-    the boosting weights.
+    Returns:
+        A scalar, the mean over learners. `parts` returns it as a `BoostedParts` with the loss and the mean weights of
+        each learner.
+
+    Raises:
+        ConfigError: a parameter is out of range, or `loss` does not give one value per similarity.
+        DataError: embeddings or labels have a wrong shape or type, or embeddings are not finite.
+
+    Example:
+        >>> import bier, torch
+        >>> groups = bier.group_sizes(48, 3)
+        >>> boosted = bier.BoostedLoss(groups)
+        >>> z, labels = torch.randn(8, 48, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+        >>> boosted(z, labels).backward()
+        >>> boosted.parts(z, labels).learners.shape
+        torch.Size([3])
     """
 
     def __init__(
         self,
         groups: Sequence[int],
         loss: Callable[[Tensor, Tensor], Tensor] | None = None,
-        boost: bool = True,
-        boosting: equations.Boosting = "eta",
+        boost: bool = defaults.BOOST,
+        boosting: defaults.Boosting = defaults.BOOSTING,
+        gather_distributed: bool = False,
         shrinkage: float = 0.06,
     ) -> None:
         super().__init__()
         self.groups = checked_groups(groups)
         self.loss: Any = BinomialDeviance() if loss is None else loss
         self.boost = boost
-        if boosting not in get_args(equations.Boosting):
+        if boosting not in get_args(defaults.Boosting):
             raise ConfigError(
-                f"The 'boosting' parameter must be one of {get_args(equations.Boosting)}. Got {boosting!r} instead."
+                f"The 'boosting' parameter must be one of {get_args(defaults.Boosting)}. Got {boosting!r} instead."
             )
         if boosting == "shrinkage" and not callable(getattr(self.loss, "evidence", None)):
             raise ConfigError(
                 f"The 'boosting' parameter 'shrinkage' goes with BinomialDeviance. Got the loss {self.loss!r} instead."
             )
-        self.boosting: equations.Boosting = boosting
+        self.boosting: defaults.Boosting = boosting
+        self.gather_distributed = gather_distributed
         self.shrinkage = shrinkage
         self.rates, _ = equations.boosting_rates(len(self.groups))
 
-    def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Raw embeddings z (B, d) and integer labels (B,) -> scalar."""
+        return self.parts(z, labels).total
+
+    def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        """Raw embeddings z (B, d) and integer labels (B,) -> the loss and its parts."""
+        if self.gather_distributed:
+            z, labels = gather(z), gather(labels)
         _check_batch(z, labels, sum(self.groups))
         with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
             parts = [equations.unit_rows(f) for f in _at_least_float32(z).split(self.groups, dim=1)]
@@ -93,24 +124,19 @@ class BoostedLoss(nn.Module):
         """Scores (M times), labels and shares of some pairs -> (M, 3): loss, mean weights."""
         share = positive + negative
         weight, weighted = torch.ones_like(share), share
-        gentle = self.boosting == "shrinkage"
-        running = torch.full_like(share, 0.5) if gentle else torch.zeros_like(share)
+        shrunk = self.boosting == "shrinkage"
+        running = torch.full_like(share, 0.5) if shrunk else torch.zeros_like(share)  # a^0, or s^0
         rows = []
         for m, (rate, score) in enumerate(zip(self.rates, scores, strict=True)):
             if m and self.boost:
-                if gentle:
-                    weight = equations.shrinkage_weight(running, same)
-                else:
-                    weight = equations.boosting_weight(pair_derivative(self.loss, running, same))
+                weight = equations.shrinkage_weight(running, same) if shrunk else pair_weight(self.loss, running, same)
                 weighted = weight * share
             loss = _dot(self.loss(score, same), weighted)
             rows.append(torch.stack((loss, _dot(weight, positive), _dot(weight, negative))))
-            if gentle:
-                running = equations.shrinkage_activation(
-                    running, self.loss.evidence(score.detach(), same), self.shrinkage
-                )
+            if shrunk:
+                running = running + self.shrinkage * self.loss.evidence(score.detach(), same)  # a^m, Eq. (7b)
             else:
-                running = equations.running_score(running, score.detach(), rate)
+                running = torch.lerp(running, score.detach(), rate)  # s^m, Eq. (6)
         return torch.stack(rows)
 
     def _over_triplets(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
@@ -124,15 +150,15 @@ class BoostedLoss(nn.Module):
         rows = []
         for m, (rate, f) in enumerate(zip(self.rates, parts, strict=True)):
             if m and self.boost:
-                weight = equations.triplet_boosting_weight(*triplet_derivatives(self.loss, *running))
+                weight = triplet_weight(self.loss, *running)
             score = (f @ f.T).fill_diagonal_(0)
             negative = score.index_select(0, anchor)  # (A, B)
             positive = score[anchor, other][:, None].expand_as(negative)  # (A, B)
             mean_weight = _dot(weight, share)
             rows.append(torch.stack((_dot(self.loss(positive, negative), weight * share), mean_weight, mean_weight)))
-            running = (
-                equations.running_score(running[0], positive.detach(), rate),
-                equations.running_score(running[1], negative.detach(), rate),
+            running = (  # Eq. (6) for s+ and s-
+                torch.lerp(running[0], positive.detach(), rate),
+                torch.lerp(running[1], negative.detach(), rate),
             )
         return _parts(torch.stack(rows))
 

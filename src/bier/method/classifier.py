@@ -1,4 +1,4 @@
-"""The same idea for classification: the last fully connected layer is cut into groups, each with a classifier."""
+"""Boosting for classification: the last fully connected layer is split into groups, each with its own classifier."""
 
 from collections.abc import Sequence
 
@@ -6,25 +6,55 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bier.distributed import gather
 from bier.errors import ConfigError, DataError
-from bier.method import equations
+from bier.method import defaults, equations
 from bier.method.boosting import BoostedParts
 from bier.method.ensemble import checked_groups
 
 
 class BoostedClassifier(nn.Module):
-    """A linear classifier on each group of the last hidden layer, boosted with cross-entropy.
+    """Boosting for classification: a linear classifier on each group of the last hidden layer, with cross-entropy.
 
-    The running prediction of line 6 runs over logits. The weight of an image for learner m+1 is the size of the
-    derivative of the cross-entropy at s^m with respect to the logit of its own class: 1 - p(own class), in (0, 1).
-    A learner's loss is the weighted mean, sum(w loss) / sum(w): as training goes on the weights fall, most of all for
-    the last learners, whose losses would fade beside a diversity loss.
-    `boost=False` trains every classifier on every image alike; one group gives the plain network.
+    Eq. (5) to (7) on logits, Appendix F of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
 
-    As in `BoostedLoss`, called with the raw embedding z (B, d) and labels (B,). `logits` gives the ensemble's answer.
+    The weight of an image for learner m+1 is the size of the derivative of the cross-entropy at s^m with respect to
+    the logit of its own class: 1 - p(own class), in (0, 1). A learner's loss is the weighted mean, sum(w loss) /
+    sum(w): weights fall during training, most of all those of the last learners, whose losses would otherwise become
+    small beside a diversity loss.
+
+    Args:
+        groups: the size of each learner. One group gives the plain network.
+        classes: the number of classes.
+        boost: False trains every classifier with weight 1 for every image.
+        dropout: probability of dropping an input of the classifiers.
+        gather_distributed: as in `BoostedLoss`.
+
+    Returns:
+        A scalar, the mean over learners; `parts` returns it as a `BoostedParts`, whose two mean weights are both those
+        of all images. `logits` is the prediction of the ensemble.
+
+    Raises:
+        ConfigError: a parameter is out of range.
+        DataError: embeddings or labels have a wrong shape, type or range.
+
+    Example:
+        >>> import bier, torch
+        >>> classifier = bier.BoostedClassifier((4, 8), classes=3)
+        >>> z = torch.randn(5, 12)
+        >>> classifier(z, torch.tensor([0, 1, 2, 0, 1])).backward()
+        >>> classifier.logits(z).shape
+        torch.Size([5, 3])
     """
 
-    def __init__(self, groups: Sequence[int], classes: int, boost: bool = True, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        groups: Sequence[int],
+        classes: int,
+        boost: bool = defaults.BOOST,
+        dropout: float = defaults.DROPOUT,
+        gather_distributed: bool = False,
+    ) -> None:
         super().__init__()
         if classes < 2:
             raise ConfigError(f"The 'classes' parameter must be at least 2. Got {classes!r} instead.")
@@ -33,6 +63,7 @@ class BoostedClassifier(nn.Module):
             raise ConfigError(f"The 'dropout' parameter must be at least 0 and below 1. Got {dropout!r} instead.")
         self.classes = classes
         self.boost = boost
+        self.gather_distributed = gather_distributed
         self.dropout = nn.Dropout(dropout)
         self.heads = nn.ModuleList(nn.Linear(size, classes) for size in self.groups)
         self.rates, _ = equations.boosting_rates(len(self.groups))
@@ -43,11 +74,17 @@ class BoostedClassifier(nn.Module):
         return [head(f) for head, f in zip(self.heads, parts, strict=True)]
 
     def logits(self, z: Tensor) -> Tensor:
-        """F = sum_m alpha_m logits_m: z (B, d) -> (B, classes)."""
+        """Eq. (5): F = sum_m alpha_m logits_m, z (B, d) -> (B, classes)."""
         return equations.ensemble_score(torch.stack(self.learner_logits(z)))
 
-    def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
-        """The weighted cross-entropy of each learner; both mean weights of the parts are those of all images."""
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Raw embeddings z (B, d) and labels (B,) from 0 to classes - 1 -> scalar."""
+        return self.parts(z, labels).total
+
+    def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        """Raw embeddings z (B, d) and labels (B,) -> the loss and its parts."""
+        if self.gather_distributed:
+            z, labels = gather(z), gather(labels)
         self._check_batch(z, labels)
         labels = labels.long()
         all_logits = self.learner_logits(z)
@@ -56,11 +93,11 @@ class BoostedClassifier(nn.Module):
         losses, means = [], []
         for m, (rate, logits) in enumerate(zip(self.rates, all_logits, strict=True)):
             if m and self.boost:
-                weight = equations.boosting_weight(1 - _own_probability(running, labels))
+                weight = 1 - _own_probability(running, labels)  # Eq. (7)
             total_weight = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)  # 0 where every image is certain
             losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).sum() / total_weight)
             means.append(weight.mean())
-            running = equations.running_score(running, logits.detach(), rate)
+            running = torch.lerp(running, logits.detach(), rate)  # Eq. (6)
         learners, mean_weights = torch.stack(losses), torch.stack(means)
         return BoostedParts(learners.mean(), learners, mean_weights, mean_weights)
 

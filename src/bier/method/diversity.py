@@ -1,47 +1,40 @@
-"""The two losses that make learners disagree. Both act on W alone unless told otherwise."""
+"""The two diversity losses. Both train W alone unless told otherwise."""
 
-from collections.abc import Callable, Sequence
+import math
+import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from bier.distributed import gather
 from bier.errors import ConfigError, DataError
-from bier.method import equations
+from bier.method import defaults, equations
+from bier.method.defaults import Reduction
 from bier.method.ensemble import EmbeddingEnsemble, checked_groups
-from bier.method.equations import Reduction
 
 
 class DiversityParts(NamedTuple):
-    """What a diversity loss returns; `total` is the one to add to the metric loss, times lambda_div."""
+    """The loss and what it is made of; `total` is what a diversity loss returns."""
 
     total: Tensor  # scalar
-    similarity: Tensor  # scalar, what the learners have in common: line 11 or 14
-    weight: Tensor  # scalar, how far squared row norms are from 1: line 12 or 15
+    similarity: Tensor  # scalar, what the learners have in common: Eq. (11) or (14)
+    weight: Tensor  # scalar, how far squared row norms are from 1: Eq. (12) or (15)
 
 
 class _DiversityLoss(nn.Module):
-    """What both losses share: the embedding that they see, the reduction, lambda_w.
-
-    Args:
-        groups: the size of each learner.
-        lambda_w: weight of the row-norm term. The paper wants it high enough that squared row norms stay within
-            1 ± 1e-3. `float("inf")` is that limit: the term drops out of the loss, and whoever calls `hold` after each
-            step of the optimizer puts the rows back to length 1.
-        reduction: `sum`, as the paper writes it, or `mean` over dimensions and rows, as its authors ran it.
-        through_backbone: let the gradient reach the features too (classification does; else W = 0 has company).
-        scale_features: divide the features by their root mean square, so that lambda_div means the same for every
-            backbone (the loss grows with the second to fourth power of their scale), and so that a backbone which the
-            gradient reaches cannot lower the loss by shrinking them all to 0.
-    """
+    """What both losses share: the embedding that they see, the reduction, lambda_w."""
 
     def __init__(
         self,
         groups: Sequence[int],
-        lambda_w: float = 1000.0,
-        reduction: Reduction = "mean",
-        through_backbone: bool = False,
-        scale_features: bool = False,
+        lambda_w: float,
+        reduction: Reduction,
+        through_backbone: bool,
+        scale_features: bool,
+        gather_distributed: bool,
     ) -> None:
         super().__init__()
         if reduction not in get_args(Reduction):
@@ -53,36 +46,63 @@ class _DiversityLoss(nn.Module):
         self.reduction: Reduction = reduction
         self.through_backbone = through_backbone
         self.scale_features = scale_features
+        self.gather_distributed = gather_distributed
+        self._is_held = False
+
+    def forward(self, ensemble: EmbeddingEnsemble, features: Tensor) -> Tensor:
+        """The ensemble and features phi (B, h) -> scalar."""
+        return self.parts(ensemble, features).total
+
+    def parts(self, ensemble: EmbeddingEnsemble, features: Tensor) -> DiversityParts:
+        """The ensemble and features phi (B, h) -> the loss and its parts."""
+        raise NotImplementedError
 
     def _embed(self, ensemble: EmbeddingEnsemble, features: Tensor) -> tuple[Tensor, ...]:
-        """phi (B, h) -> M raw embeddings (B, d_m)."""
+        """phi (B, h) -> M raw embeddings (B, d_m), without bias."""
         if ensemble.groups != self.groups:
             raise ConfigError(
                 f"The loss was made for groups {self.groups}. Got an ensemble of {ensemble.groups} instead."
             )
+        if not self.through_backbone:
+            features = features.detach()
+        if self.gather_distributed:
+            features = gather(features)
         if features.ndim != 2 or features.shape[1] != ensemble.in_features or not len(features):
             raise DataError(
                 f"Expected features of shape (B, {ensemble.in_features}). Got {tuple(features.shape)} instead."
             )
         if not torch.isfinite(features).all():
             raise DataError("The features of this batch contain NaN or infinite values.")
-        if not self.through_backbone:
-            features = features.detach()
         if self.scale_features:
             mean_square = features.square().mean()
             features = features * mean_square.clamp_min(torch.finfo(features.dtype).tiny).rsqrt()
         return ensemble.split(ensemble.activations(features))
 
-    def _finish(
-        self, combine: Callable[[Tensor, Tensor, float], Tensor], similarity: Tensor, weight: Tensor
-    ) -> DiversityParts:
-        """lambda_w = inf leaves the weight term to `hold`."""
-        total = combine(similarity, weight, 0.0 if self.lambda_w == float("inf") else self.lambda_w)
-        return DiversityParts(total, similarity, weight)
+    def _weighted(self, weight: Tensor) -> Tensor:
+        """lambda_w times the weight term; 0 for lambda_w = inf, where `hold_rows` takes the place of the term."""
+        if self.lambda_w < math.inf:
+            return self.lambda_w * weight
+        if not self._is_held and torch.is_grad_enabled():
+            self._is_held = True  # say it once
+            warnings.warn(
+                "With lambda_w=inf the rows of W must be held at length 1: call hold_rows(ensemble, optimizer) once.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return 0.0 * weight
+
+    def hold_rows(self, ensemble: EmbeddingEnsemble, optimizer: torch.optim.Optimizer) -> RemovableHandle:
+        """Scale the rows to length 1 now and after each step of `optimizer`: the limit of a high lambda_w, Eq. (19).
+
+        Call it once, before training. The handle that it returns removes the hook.
+        """
+        self.hold(ensemble)
+        return optimizer.register_step_post_hook(lambda *_: self.hold(ensemble))
 
     @torch.no_grad()
     def hold(self, ensemble: EmbeddingEnsemble) -> None:
-        """Put every row that the weight term speaks of back to length 1: the limit of a high lambda_w."""
+        """Scale every row in the weight term to length 1 once; `hold_rows` does it after each step of an optimizer."""
+        self._is_held = True
         for rows in self._held(ensemble):
             rows.copy_(equations.unit_rows(rows))
 
@@ -94,28 +114,106 @@ class _DiversityLoss(nn.Module):
 
 
 class ActivationLoss(_DiversityLoss):
-    """Line 13: for each image a single learner should be active, all others close to zero."""
+    """The Activation Loss: for each image a single learner should be active, all others close to zero.
 
-    def forward(self, ensemble: EmbeddingEnsemble, features: Tensor) -> DiversityParts:
-        """phi (B, h) -> the loss and its parts."""
+    Eq. (11) to (13), Section 3.2.1 of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
+
+    Args:
+        groups: the size of each learner.
+        lambda_w: weight of the row-norm term. The paper wants it high enough that squared row norms stay within
+            1 ± 1e-3. `inf` is that limit: the term drops out of the loss, and `hold_rows` keeps the rows at length 1.
+        reduction: `sum`, as the paper writes it, or `mean` over dimensions and rows, as its authors ran it.
+        through_backbone: let the gradient reach the features too. The paper does so for classification only, because
+            a backbone of zeros is a trivial solution.
+        scale_features: divide the features by their root mean square, so that lambda_div means the same for every
+            backbone (the loss grows with the fourth power of their scale), and so that a backbone which the gradient
+            reaches cannot lower the loss by shrinking all features.
+        gather_distributed: as in `BoostedLoss`: compute the loss over the features of all processes.
+
+    Returns:
+        A scalar, to be multiplied by lambda_div and added to the metric loss, Eq. (18). `parts` returns it as a
+        `DiversityParts` with the similarity of the learners and the weight term.
+
+    Raises:
+        ConfigError: a parameter is out of range, or the ensemble has other groups.
+        DataError: the features have a wrong shape or are not finite.
+
+    Example:
+        >>> import bier, torch
+        >>> ensemble, diverse = bier.EmbeddingEnsemble(128, (16, 32)), bier.ActivationLoss((16, 32))
+        >>> optimizer = torch.optim.Adam(ensemble.parameters())
+        >>> handle = diverse.hold_rows(ensemble, optimizer)  # once: rows of W have length 1 from now on
+        >>> diverse(ensemble, torch.randn(8, 128)).backward()
+        >>> optimizer.step()
+        >>> bool((ensemble.weight.norm(dim=1) - 1).abs().max() < 1e-6)
+        True
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[int],
+        lambda_w: float = defaults.LAMBDA_W,
+        reduction: Reduction = defaults.REDUCTION,
+        through_backbone: bool = defaults.THROUGH_BACKBONE,
+        scale_features: bool = defaults.SCALE_FEATURES,
+        gather_distributed: bool = False,
+    ) -> None:
+        super().__init__(groups, lambda_w, reduction, through_backbone, scale_features, gather_distributed)
+
+    def parts(self, ensemble: EmbeddingEnsemble, features: Tensor) -> DiversityParts:
         parts = self._embed(ensemble, features)
         similarity = equations.sum_over_pairs(
             parts, lambda i, j: equations.suppression_loss(parts[i], parts[j], self.reduction)
         )
         weight = equations.weight_term(ensemble.weight, self.reduction)
-        return self._finish(equations.activation_loss, similarity, weight)
+        return DiversityParts(similarity + self._weighted(weight), similarity, weight)
 
 
 class AdversarialLoss(_DiversityLoss):
-    """Line 16: regressors try to turn learner j's embedding into learner i's; the learners try to prevent it.
+    """The Adversarial Loss: regressors try to predict learner i's embedding from learner j's; the learners prevent it.
+
+    Eq. (14) to (16), Section 3.2.2 of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
 
     For each pair i<j a regressor of two layers maps f_j to the space of f_i. Its own gradient raises the similarity;
-    a reversal between it and the embeddings lowers it. Regressors are not part of the model and are left behind
-    after training. `hidden` is the size of their hidden layer; other arguments as in `ActivationLoss`.
+    a gradient reversal between it and the embeddings lowers it. Regressors are parameters of the loss, to be trained
+    by the same optimizer, and are discarded after training.
+
+    Args:
+        groups: the size of each learner.
+        hidden: size of the regressors' hidden layer.
+        lambda_w, reduction, through_backbone, scale_features: as in `ActivationLoss`.
+        gather_distributed: as in `BoostedLoss`. Every process then computes the same gradient for the regressors, so
+            they stay equal if they start equal: seed all processes alike, or put the loss inside the module that
+            DistributedDataParallel wraps.
+
+    Returns:
+        A scalar, to be multiplied by lambda_div and added to the metric loss, Eq. (18). `parts` returns it as a
+        `DiversityParts` with the similarity of the learners and the weight term.
+
+    Raises:
+        ConfigError: a parameter is out of range, or the ensemble has other groups.
+        DataError: the features have a wrong shape or are not finite.
+
+    Example:
+        >>> import bier, torch
+        >>> ensemble, diverse = bier.EmbeddingEnsemble(128, (16, 32)), bier.AdversarialLoss((16, 32), hidden=64)
+        >>> optimizer = torch.optim.Adam([*ensemble.parameters(), *diverse.parameters()])
+        >>> handle = diverse.hold_rows(ensemble, optimizer)  # once: rows of W have length 1 from now on
+        >>> diverse(ensemble, torch.randn(8, 128)).backward()
+        >>> optimizer.step()
     """
 
-    def __init__(self, groups: Sequence[int], hidden: int = 512, **settings: Any) -> None:
-        super().__init__(groups, **settings)
+    def __init__(
+        self,
+        groups: Sequence[int],
+        hidden: int = defaults.HIDDEN,
+        lambda_w: float = defaults.LAMBDA_W,
+        reduction: Reduction = defaults.REDUCTION,
+        through_backbone: bool = defaults.THROUGH_BACKBONE,
+        scale_features: bool = defaults.SCALE_FEATURES,
+        gather_distributed: bool = False,
+    ) -> None:
+        super().__init__(groups, lambda_w, reduction, through_backbone, scale_features, gather_distributed)
         if hidden < 1:
             raise ConfigError(f"The 'hidden' parameter must be at least 1. Got {hidden!r} instead.")
         self.regressors = nn.ModuleDict(
@@ -128,8 +226,7 @@ class AdversarialLoss(_DiversityLoss):
             }
         )
 
-    def forward(self, ensemble: EmbeddingEnsemble, features: Tensor) -> DiversityParts:
-        """phi (B, h) -> the loss and its parts."""
+    def parts(self, ensemble: EmbeddingEnsemble, features: Tensor) -> DiversityParts:
         parts = [reverse_gradient(f) for f in self._embed(ensemble, features)]
 
         def similarity_of(i: int, j: int) -> Tensor:
@@ -139,7 +236,7 @@ class AdversarialLoss(_DiversityLoss):
         similarity = equations.sum_over_pairs(parts, similarity_of)
         layers = [(layer.weight, layer.bias) for layer in self._layers()]
         weight = equations.adversarial_weight_term(layers, ensemble.weight, self.reduction)
-        return self._finish(equations.adversarial_loss, similarity, weight)
+        return DiversityParts(self._weighted(weight) - similarity, similarity, weight)
 
     def _layers(self) -> list[nn.Linear]:
         return [layer for layer in self.regressors.modules() if isinstance(layer, nn.Linear)]
@@ -148,7 +245,7 @@ class AdversarialLoss(_DiversityLoss):
     def hold(self, ensemble: EmbeddingEnsemble) -> None:
         super().hold(ensemble)
         for layer in self._layers():
-            # A hair below 1: rounding must not wake the one-sided term, whose gradient starts at 2 lambda_w |b|.
+            # Just below 1: rounding must not activate the one-sided term, whose gradient starts at 2 lambda_w |b|.
             layer.bias.div_(((1 + 1e-6) * layer.bias.norm()).clamp_min(1))
 
     def _held(self, ensemble: EmbeddingEnsemble) -> list[Tensor]:
@@ -160,7 +257,7 @@ def _pair_name(i: int, j: int) -> str:
 
 
 def reverse_gradient(x: Tensor) -> Tensor:
-    """x itself on the way forward; the negative gradient on the way back."""
+    """The identity in the forward pass; the negative gradient in the backward pass. Section 3.2.2."""
     reversed_x: Tensor = _ReverseGradient.apply(x)
     return reversed_x
 

@@ -1,31 +1,53 @@
-"""The embedding layer, cut into learners."""
+"""The embedding layer, split into learners."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from bier.errors import ConfigError, DataError
-from bier.method import equations
-
-Start: TypeAlias = Literal["glorot", "orthogonal"]
+from bier.method import defaults, equations
+from bier.method.defaults import Start, Weighting
 
 
 class EmbeddingEnsemble(nn.Module):
-    """The matrix W between the last hidden layer (h) and the embedding (d), whose rows belong to M learners.
+    """The embedding layer: a matrix W between the last hidden layer (h) and the embedding (d), split into M learners.
+
+    Section 3 of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
 
     Args:
         in_features: h.
         groups: the size of each learner, such as (96, 160, 256); see `bier.group_sizes`.
         start: `glorot` (uniform) or `orthogonal`; `bier.initialise` solves for W instead.
-        bias: add a bias to the embedding, f_m(x) = phi(x)^T W_m + b_m. It starts at 0; `centre` takes the mean of the
-            features away. The diversity losses see phi(x)^T W_m without it.
+        bias: add a bias to the embedding, f_m(x) = phi(x)^T W_m + b_m. It starts at 0; `centre` sets it so that it
+            subtracts the mean of the features. The diversity losses see phi(x)^T W_m without it.
+
+    Returns:
+        The raw embedding z (B, d) of features (B, h). `split` gives each learner's part, `vector` the test-time vector.
+
+    Raises:
+        ConfigError: a parameter is out of range.
+
+    Example:
+        >>> import bier, torch
+        >>> ensemble = bier.EmbeddingEnsemble(128, (16, 32))
+        >>> z = ensemble(torch.randn(4, 128))
+        >>> [part.shape[1] for part in ensemble.split(z)]
+        [16, 32]
+        >>> ensemble.vector(z).shape, ensemble.vector(z, learners=1).shape
+        (torch.Size([4, 48]), torch.Size([4, 16]))
     """
 
     bias: Tensor | None
 
-    def __init__(self, in_features: int, groups: Sequence[int], start: Start = "glorot", bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        groups: Sequence[int],
+        start: Start = defaults.START,
+        bias: bool = defaults.BIAS,
+    ) -> None:
         super().__init__()
         if in_features < 1:
             raise ConfigError(f"The 'in_features' parameter must be at least 1. Got {in_features!r} instead.")
@@ -68,14 +90,14 @@ class EmbeddingEnsemble(nn.Module):
         parts: tuple[Tensor, ...] = z.split(self.groups, dim=1)
         return parts
 
-    def vector(self, z: Tensor, weighting: equations.Weighting = "alpha", learners: int | None = None) -> Tensor:
-        """Line 10: z (B, d) -> the test-time vector, whose dot product compares two images.
+    def vector(self, z: Tensor, weighting: Weighting = defaults.WEIGHTING, learners: int | None = None) -> Tensor:
+        """Eq. (10), Section 3.1: z (B, d) -> the test-time vector; the dot product of two of them is their similarity.
 
         `learners=m` keeps the first m learners only, weighted as an ensemble of m by its own alphas.
         """
-        if weighting not in get_args(equations.Weighting):
+        if weighting not in get_args(Weighting):
             raise ConfigError(
-                f"The 'weighting' parameter must be one of {get_args(equations.Weighting)}. Got {weighting!r} instead."
+                f"The 'weighting' parameter must be one of {get_args(Weighting)}. Got {weighting!r} instead."
             )
         count = len(self.groups) if learners is None else learners
         if not isinstance(count, int) or not 1 <= count <= len(self.groups):

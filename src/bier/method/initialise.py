@@ -1,4 +1,4 @@
-"""Solving for W before training, so that learners have little in common from the start (line 17)."""
+"""Solving for W before training, so that learners have little in common from the start."""
 
 import warnings
 from collections.abc import Callable
@@ -37,13 +37,36 @@ def initialise(
 ) -> LossCurve:
     """Minimise a diversity loss over W (and its regressors) by SGD with momentum, on features computed once.
 
+    Eq. (17), Section 3.3.1 of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
+
+    Rows are scaled to length 1 after each step (the limit of a high lambda_w). The solver stops when squared row norms
+    are within 1 ± 1e-3 and the loss is flat.
+
     Args:
+        ensemble: the embedding layer; its W is changed in place, its bias is not.
         features: phi (N, h) of the training images.
+        loss: the diversity loss; its regressors are changed too.
+        steps: the largest number of steps.
+        batch_size: features per step, drawn at random.
         reach: how far a gradient may move the fastest row in one step. Rows have length 1, so this sets the learning
             rate whatever the scale of the features or the reduction of the loss; it falls where gradients grow.
+        momentum: of SGD.
+        seed: fixes the batches.
+        progress: called with (steps done, steps in all).
 
-    Rows are put back to length 1 after each step (the limit of a high lambda_w). The solver stops when squared row
-    norms are within 1 ± 1e-3 and the loss is flat; if that does not happen within `steps`, a RuntimeWarning says so.
+    Returns:
+        The loss at each step, with `converged` and `row_norm_deviation`.
+
+    Raises:
+        ConfigError: a parameter is out of range.
+        DataError: the features have a wrong shape or are not finite.
+
+    Example:
+        >>> import bier, torch
+        >>> ensemble, features = bier.EmbeddingEnsemble(32, (4, 8)), torch.randn(200, 32)
+        >>> curve = bier.initialise(ensemble, features, bier.ActivationLoss((4, 8)))
+        >>> curve.converged
+        True
     """
     for name, value in (("steps", steps), ("batch_size", batch_size)):
         if value < 1:
@@ -54,28 +77,27 @@ def initialise(
         raise DataError("The features contain NaN or infinite values.")
     features = features.detach().to(ensemble.weight)
     parameters = [ensemble.weight, *loss.parameters()]
-    velocities = [torch.zeros_like(p) for p in parameters]
+    optimizer = torch.optim.SGD(parameters, lr=0.0, momentum=momentum)
+    rate = float("inf")
+    loss.hold_rows(ensemble, optimizer)
     generator = torch.Generator().manual_seed(seed)
     curve = LossCurve()
-    rate = float("inf")
-    loss.hold(ensemble)
     for step in range(steps):
         batch = features[torch.randint(len(features), (min(batch_size, len(features)),), generator=generator)]
-        value = loss(ensemble, batch).total
-        gradients = torch.autograd.grad(value, parameters)
-        steepest = max(float(g.norm(dim=1).max()) for g in gradients if g.ndim == 2)
+        optimizer.zero_grad()
+        objective = loss(ensemble, batch)
+        objective.backward()
+        steepest = max(float(p.grad.norm(dim=1).max()) for p in parameters if p.grad is not None and p.ndim == 2)
         rate = min(rate, reach / steepest) if steepest > 0 else rate
-        with torch.no_grad():
-            for i, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
-                moved, velocities[i] = equations.momentum_step(p, velocities[i], g, rate, momentum)
-                p.copy_(moved)
-        loss.hold(ensemble)
-        curve.append(float(value.detach()))
+        optimizer.param_groups[0]["lr"] = rate if steepest > 0 else 0.0
+        optimizer.step()
+        curve.append(float(objective.detach()))
         if progress:
             progress(step + 1, steps)
         curve.converged = _flat(curve)
         if curve.converged:
             break
+    optimizer.zero_grad()
     curve.row_norm_deviation = float(equations.row_norm_deviation(ensemble.weight))
     curve.converged = curve.converged and curve.row_norm_deviation <= TOLERANCE
     if not curve.converged:

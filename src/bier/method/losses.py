@@ -1,4 +1,4 @@
-"""The three losses of the paper on similarities, with its parameters as defaults.
+"""The three losses of the paper on similarities, and the boosting weights that any such loss gives.
 
 A loss on pairs is any elementwise function of (similarity, same), the second bool and of the same shape. A loss on
 triplets has the attribute `over = "triplets"` and is an elementwise function of (positive similarity, negative
@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from bier.errors import ConfigError
-from bier.method import equations
+from bier.method import defaults
 
 Over: TypeAlias = Literal["pairs", "triplets"]
 
@@ -32,70 +33,107 @@ class _Checked:
 
 @dataclass(frozen=True)
 class BinomialDeviance(_Checked):
-    """Line 2: smooth, so that boosting weights carry more than right or wrong. The paper's best."""
+    """Eq. (2), Section 3.1: log(1 + exp(-(2y-1) b1 (s-b2) C_y)) with C_1 = 1, C_0 = `cost`.
+
+    It is smooth, so that boosting weights take all values between 0 and 1. The paper's best loss, with cost 25.
+
+    Args:
+        beta1: b1, the slope.
+        beta2: b2, the threshold.
+        cost: cost of negative pairs.
+
+    Example:
+        >>> import bier, torch
+        >>> bier.BinomialDeviance()(torch.tensor([0.5, 0.5]), torch.tensor([True, False]))
+        tensor([0.6931, 0.6931])
+    """
 
     over: ClassVar[Over] = "pairs"
-    beta1: float = 2.0
-    beta2: float = 0.5
-    cost: float = 25.0
+    beta1: float = defaults.BETA1
+    beta2: float = defaults.BETA2
+    cost: float = defaults.COST
 
     def __call__(self, similarity: Tensor, same: Tensor) -> Tensor:
-        return equations.binomial_deviance(similarity, same, self.beta1, self.beta2, self.cost)
+        return F.softplus(self._exponent(similarity, same))
 
     def weight(self, similarity: Tensor, same: Tensor) -> Tensor:
-        return equations.binomial_deviance_weight(similarity, same, self.beta1, self.beta2, self.cost)
+        """|derivative| of the loss without its constant b1 C_y, so that it lies in (0, 1)."""
+        return torch.sigmoid(self._exponent(similarity, same))
 
     def evidence(self, similarity: Tensor, same: Tensor) -> Tensor:
-        """The argument of the loss: how far a pair lies on its right side of the threshold, times its slope."""
-        return equations.binomial_deviance_evidence(similarity, same, self.beta1, self.beta2, self.cost)
+        """(2y-1) b1 (s-b2) C_y, by which the activation of Eq. (7b) grows."""
+        return -self._exponent(similarity, same)
+
+    def _exponent(self, similarity: Tensor, same: Tensor) -> Tensor:
+        # In place, and b1 C_y without torch.where, because this is the hot spot of training: it saves two passes over
+        # memory. The factor is -b1 for a positive pair, b1 C_0 for a negative one.
+        factor = same.to(similarity.dtype).mul_(-self.beta1 * (self.cost + 1)).add_(self.beta1 * self.cost)
+        return (similarity - self.beta2).mul_(factor)
 
 
 @dataclass(frozen=True)
 class Contrastive(_Checked):
-    """Line 3."""
+    """Eq. (3), Section 3.1: (1-y) max(0, s-m) + y (s-1)^2 with the margin m.
+
+    Example:
+        >>> import bier, torch
+        >>> bier.Contrastive()(torch.tensor([0.5, 0.75]), torch.tensor([True, False]))
+        tensor([0.2500, 0.2500])
+    """
 
     over: ClassVar[Over] = "pairs"
     margin: float = 0.5
 
     def __call__(self, similarity: Tensor, same: Tensor) -> Tensor:
-        return equations.contrastive(similarity, same, self.margin)
+        return torch.where(same, (similarity - 1).square(), F.relu(similarity - self.margin))
 
     def weight(self, similarity: Tensor, same: Tensor) -> Tensor:
-        return equations.contrastive_weight(similarity, same, self.margin)
+        """|derivative| of the loss: 2 |s-1| for a positive pair, 1 or 0 for a negative one."""
+        return torch.where(same, 2 * (similarity - 1).abs(), (similarity > self.margin).to(similarity.dtype))
 
 
 @dataclass(frozen=True)
 class Triplet(_Checked):
-    """Line 4."""
+    """Eq. (4), Section 3.1: max(0, s- - s+ + m) with the margin m.
+
+    Example:
+        >>> import bier, torch
+        >>> bier.Triplet(margin=0.25)(torch.tensor([0.5]), torch.tensor([0.5]))
+        tensor([0.2500])
+    """
 
     over: ClassVar[Over] = "triplets"
     margin: float = 0.01
 
     def __call__(self, positive: Tensor, negative: Tensor) -> Tensor:
-        return equations.triplet(positive, negative, self.margin)
+        return F.relu(negative - positive + self.margin)
 
     def weight(self, positive: Tensor, negative: Tensor) -> Tensor:
-        return equations.triplet_weight(positive, negative, self.margin)
+        """|derivative| with respect to either score: 1 where the margin is violated, else 0."""
+        return (negative - positive + self.margin > 0).to(positive.dtype)
 
 
-def pair_derivative(loss: Any, similarity: Tensor, same: Tensor) -> Tensor:
-    """d loss / d similarity up to its sign: in closed form where the loss has one, else by differentiation."""
+def pair_weight(loss: Any, running: Tensor, same: Tensor) -> Tensor:
+    """Eq. (7), Section 3.1. w^{m+1} = |loss'(s^m)| at the running score s^m: (...) -> (...), without gradient."""
     if callable(getattr(loss, "weight", None)):
-        closed_form: Tensor = loss.weight(similarity, same)
+        closed_form: Tensor = loss.weight(running, same).detach().abs()
         return closed_form
-    return _differentiate(loss, similarity, same)[0]
+    return _derivatives(loss, running, same)[0].abs()
 
 
-def triplet_derivatives(loss: Any, positive: Tensor, negative: Tensor) -> tuple[Tensor, Tensor]:
-    """d loss / d s+ and d loss / d s- up to their signs."""
+def triplet_weight(loss: Any, positive: Tensor, negative: Tensor) -> Tensor:
+    """Eq. (8), Appendix B. w^{m+1} = |loss'(s^{m+}, s^{m-})|: (...), (...) -> (...), without gradient.
+
+    For a loss of the difference s- - s+ both derivatives have the same size; for any other it is their mean.
+    """
     if callable(getattr(loss, "weight", None)):
-        closed_form: Tensor = loss.weight(positive, negative)
-        return closed_form, closed_form
-    by_positive, by_negative = _differentiate(loss, positive, negative)
-    return by_positive, by_negative
+        closed_form: Tensor = loss.weight(positive, negative).detach().abs()
+        return closed_form
+    by_positive, by_negative = _derivatives(loss, positive, negative)
+    return (by_positive.abs() + by_negative.abs()) / 2
 
 
-def _differentiate(loss: Any, *arguments: Tensor) -> list[Tensor]:
+def _derivatives(loss: Any, *arguments: Tensor) -> list[Tensor]:
     """The derivative of an elementwise loss with respect to each of its scores, without touching the graph."""
     with torch.inference_mode(False), torch.enable_grad():
         # Copies, because a tensor made in inference mode can never be differentiated. Labels are no scores.
@@ -106,6 +144,6 @@ def _differentiate(loss: Any, *arguments: Tensor) -> list[Tensor]:
             return [torch.zeros_like(leaf) for leaf in leaves]
         gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     return [
-        torch.zeros_like(leaf) if gradient is None else gradient
+        torch.zeros_like(leaf) if gradient is None else gradient.detach()
         for leaf, gradient in zip(leaves, gradients, strict=True)
     ]

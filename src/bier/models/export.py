@@ -3,13 +3,12 @@
 import logging
 import warnings
 from copy import deepcopy
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from bier.errors import ModelError
+from bier.errors import needs
 from bier.files import file_aside
 from bier.models.model import Model
 
@@ -34,8 +33,8 @@ def export_onnx(model: Model, path: str | Path, learners: int | None = None) -> 
     The crop is the centre of the prepared picture (longest side to `resize`, padded white). For the backbone `features`
     the input is `features`, float32 (N, h).
     """
-    if not all(find_spec(package) for package in ("onnx", "onnxscript")):
-        raise ModelError("The export to ONNX needs the packages onnx and onnxscript. Run: pip install 'bier-ml[onnx]'")
+    needs("onnx", "onnx")
+    needs("onnxscript", "onnx")
     backbone, path = model.backbone, Path(path)
     if backbone.crop:
         name, example = "pixels", torch.zeros(2, backbone.crop, backbone.crop, 3, dtype=torch.uint8)

@@ -61,7 +61,7 @@ class TrunkCache:
         fingerprint = _fingerprint(trunk, source, settings)
         self.shape = _shape(trunk, crop)  # (H, W, C): channels last
         rows = [view * self.count + int(index) for view in range(views) for index in source.kept]
-        with FileLock(self._folder / "lock"):  # of several processes one computes, the others wait
+        with FileLock(self._folder / "lock"):  # of several processes one computes; the others wait, however long
             done = self._done(fingerprint)
             self._maps = self._mapped(fresh=done is None)
             plan = [

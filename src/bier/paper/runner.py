@@ -21,7 +21,7 @@ import bier
 from bier import data
 from bier.config import Config
 from bier.data import Dataset
-from bier.errors import ConfigError, DataError
+from bier.errors import ConfigError, DataError, needs
 from bier.evaluate.dataset import assess, assess_classifier
 from bier.evaluate.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
@@ -47,21 +47,22 @@ class PeerLoss(nn.Module):
         super().__init__()
         self.loss = loss
 
-    def forward(self, z: Tensor, labels: Tensor) -> BoostedParts:
-        """z (B, d) and labels (B,) -> the loss as that of a single learner."""
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """z (B, d) and labels (B,) -> scalar."""
         total: Tensor = self.loss(z, labels)
-        ones = z.new_ones(1)
+        return total
+
+    def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        """z (B, d) and labels (B,) -> the loss as that of a single learner."""
+        total, ones = self(z, labels), z.new_ones(1)
         return BoostedParts(total, total.reshape(1), ones, ones)
 
 
 def peer(name: str) -> Callable[[int, int], nn.Module]:
     """A builder of the loss called `name`, for `bier.training.train(metric=...)`; settings are the library's own."""
-    try:
-        from pytorch_metric_learning import losses
-    except ImportError:
-        raise ConfigError(
-            "The losses of other authors need pytorch-metric-learning; install it with: pip install 'bier-ml[peers]'."
-        ) from None
+    needs("pytorch_metric_learning", "peers")
+    from pytorch_metric_learning import losses
+
     kind = getattr(losses, name, None)
     if kind is None:
         raise ConfigError(f"pytorch-metric-learning has no loss '{name}'.")

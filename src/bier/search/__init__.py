@@ -1,13 +1,13 @@
-"""From vectors to answers: the embedded index and the stores that share its interface. Arrays in, ids out."""
+"""From vectors to search results: the embedded index and the external engines that share its interface."""
 
-from bier.search.answers import Entry as Entry
-from bier.search.answers import Found as Found
-from bier.search.answers import Id as Id
-from bier.search.answers import Label as Label
-from bier.search.answers import Where as Where
 from bier.search.embeddings import Embeddings as Embeddings
 from bier.search.embeddings import read_embeddings as read_embeddings
 from bier.search.index import Index as Index
-from bier.search.stores import Store as Store
-from bier.search.stores import is_store_uri as is_store_uri
-from bier.search.stores import open_store as open_store
+from bier.search.store import Entry as Entry
+from bier.search.store import Found as Found
+from bier.search.store import Id as Id
+from bier.search.store import Label as Label
+from bier.search.store import Store as Store
+from bier.search.store import Where as Where
+from bier.search.store import is_store_uri as is_store_uri
+from bier.search.store import open_store as open_store

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bier.errors import SearchError
-from bier.search.answers import Floats, Id, Label, checked_groups, checked_ids, checked_labels, checked_vectors
+from bier.search.store import Floats, Id, Label, checked_groups, checked_ids, checked_labels, checked_vectors
 
 
 class Embeddings(NamedTuple):

@@ -1,4 +1,4 @@
-"""What is known of each row besides its vector: id, label, metadata, and whether it has been removed."""
+"""The columns of an index beside its vectors: id, label, metadata, and whether the row was removed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bier.errors import SearchError
-from bier.search.answers import Entry, Id, Label, Mask, Metadata, Rows, Where, wanted_values
+from bier.search.store import Entry, Id, Label, Mask, Metadata, Rows, Where, wanted_values
 
 
 class Entries:
@@ -26,7 +26,7 @@ class Entries:
 
     @property
     def rows(self) -> int:
-        """Rows with the removed ones."""
+        """The number of rows, including removed ones."""
         return len(self.ids)
 
     def append(
@@ -46,7 +46,7 @@ class Entries:
         return [one for one in ids if one in self._row_of]
 
     def rows_of(self, ids: Sequence[Id]) -> Rows:
-        """Rows of ids that must be there."""
+        """The rows of ids; an unknown id is an error."""
         for one in ids:
             if one not in self._row_of:
                 raise SearchError(f"The index must hold the ids that it is asked for. It has no {one!r}.")
@@ -70,7 +70,7 @@ class Entries:
         return new
 
     def allowed(self, where: Where | None) -> Mask | None:
-        """The rows that a filter lets through and that are not removed; None where that is all of them."""
+        """The rows that pass a filter and are not removed; None if that is all of them."""
         if where is None:
             return None if len(self) == self.rows else self.alive
         if isinstance(where, Mapping):
@@ -80,7 +80,7 @@ class Entries:
         mask = np.asarray(where)
         if mask.dtype != np.bool_ or mask.shape != (self.rows,):
             raise SearchError(
-                f"The 'where' parameter as a mask must be {self.rows} booleans, one a row. "
+                f"The 'where' parameter as a mask must be {self.rows} booleans, one per row. "
                 f"Got {mask.dtype} of shape {mask.shape} instead."
             )
         return self.alive & mask

@@ -8,42 +8,46 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import SearchError
-from bier.search import answers, storage
-from bier.search.answers import (
+from bier.search import storage
+from bier.search.entries import Entries
+from bier.search.store import (
+    Columns,
     Entry,
     Floats,
     Found,
     Id,
     Label,
-    Learners,
     Mask,
     Metadata,
     Rows,
+    Store,
     Where,
-    checked_queries,
-    chosen_learners,
+    checked_columns,
+    checked_count,
+    checked_groups,
+    checked_ids,
+    checked_vectors,
+    id_array,
 )
-from bier.search.entries import Entries
-from bier.search.graph import Graph, Progress
-from bier.search.vectors import LearnerVectors
+from bier.search.vectors import Graph, LearnerVectors, Progress
 
 Kind: TypeAlias = Literal["auto", "flat", "hnsw", "funnel"]
 
 EXACT_ROWS = 20_000  # `auto` searches exactly up to here
-EFFORT = 192  # efSearch: candidates that the graph keeps, the better half of which is scored exactly
-SHORTLIST = 400  # what a `funnel` index takes where a search names none
+EFFORT = 192  # efSearch: candidates that the graph keeps; the better half is scored exactly
+SHORTLIST = 400  # of a `funnel` index, where a search gives none
 REBUILD_SHARE = 0.25  # removed rows, as a share of all, at which the index is rebuilt without them
-_SCAN_ROWS = 5_000  # a filter that lets through no more is answered exactly
+_SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
 _SAMPLE_ROWS = 50_000  # from which the graph learns the range of each dimension
 _BLOCK_ROWS = 10_000  # a step of the progress bar while the graph is built
 _REACH = 8_192  # more candidates than this cost the graph more than a scan
 
 
-class Index:
-    """A collection of test-time vectors, whose dot product is the similarity of two images.
+class Index(Store):
+    """The embedded index: a collection in memory, or in a folder that is memory-mapped.
 
-    Kinds, chosen at `build`: `flat` scans every vector; `hnsw` asks a faiss graph over 8-bit vectors for candidates
-    and scores them exactly; `funnel` has that graph over the first learner alone, which names a shortlist
+    Kinds, chosen at `build`: `flat` compares with every vector; `hnsw` takes candidates from a faiss graph over 8-bit
+    vectors and scores them exactly; `funnel` has that graph over the first learner alone, which selects a shortlist
     that the whole vector ranks; `auto` is `flat` up to 20,000 rows and `hnsw` beyond.
 
     Searches may run in several threads at once; `add`, `remove` and `save` must run alone.
@@ -81,19 +85,21 @@ class Index:
         """An index of vectors (N, d).
 
         Args:
-            ids: unique strings or whole numbers; 0 to N-1 where not given. A repeated id is an error.
-            groups: the learners' sizes, summing to d; the first is the one that shortlists. Without it, no funnel.
-            labels, metadata: kept with each id, returned by `entries` and usable in `where`.
-            effort: faiss's efSearch, at least 64. More finds more and takes longer.
-            about: anything JSON can hold about the collection, such as the model that made it.
+            ids: unique strings or whole numbers; by default 0 to N-1. A repeated id is an error.
+            groups: the learners' sizes, summing to d; the first selects the shortlist. Without it, no funnel.
+            labels, metadata: stored with each id, returned by `entries` and usable in `where`.
+            effort: faiss's efSearch, at least 64. A higher value finds more and takes longer.
+            about: anything JSON can hold about the collection, such as the model that computed the vectors.
         """
-        floats = answers.checked_vectors(vectors)
+        floats = checked_vectors(vectors)
         if kind not in get_args(Kind):
             raise SearchError(f"The 'kind' parameter must be one of {get_args(Kind)}. Got {kind!r} instead.")
-        answers.checked_count(effort, "effort", least=64)
-        sizes = answers.checked_groups(groups, floats.shape[1])
+        checked_count(effort, "effort", least=64)
+        sizes = checked_groups(groups, floats.shape[1])
+        columns = checked_columns(range(len(floats)) if ids is None else ids, labels, metadata, len(floats))
         index = cls(LearnerVectors(sizes), Entries(), kind, effort, about=about)
-        index._append(floats, range(len(floats)) if ids is None else ids, labels, metadata)
+        index._entries.append(*columns)
+        index._vectors.append(floats)
         index._settle(progress)
         return index
 
@@ -105,12 +111,8 @@ class Index:
         return self._vectors.groups
 
     @property
-    def dimension(self) -> int:
-        return sum(self.groups)
-
-    @property
     def method(self) -> Literal["flat", "hnsw", "funnel"]:
-        """How a search without a shortlist goes at present."""
+        """How a search without a shortlist is done at present."""
         if self._graph is None:
             return "flat"
         return "funnel" if self.kind == "funnel" else "hnsw"
@@ -120,91 +122,21 @@ class Index:
         return [one for one, alive in zip(self._entries.ids, self._entries.alive, strict=True) if alive]
 
     def known(self, ids: Sequence[Id]) -> list[Id]:
-        """Those of the given ids that are in the index."""
         return self._entries.known(ids)
 
     def entries(self, ids: Sequence[Id]) -> list[Entry]:
-        """Label and metadata of each id; an unknown id is an error."""
         return [self._entries.entry(row) for row in self._entries.rows_of(ids)]
 
     def vectors(self, ids: Sequence[Id]) -> Floats:
-        """The stored vectors (n, d) of the given ids."""
         return self._vectors.take(self._entries.rows_of(ids))
 
-    def add(
-        self,
-        vectors: ArrayLike,
-        ids: Sequence[Id] | NDArray[Any],
-        labels: Sequence[Label] | NDArray[Any] | None = None,
-        metadata: Sequence[Metadata] | None = None,
-        replace: bool = False,
-    ) -> None:
-        """Add rows. An id that is already there is an error, or with `replace` gets the new vector. All or nothing."""
-        floats = answers.checked_vectors(vectors, self.dimension)
-        plain = answers.checked_ids(ids, len(floats))
-        known = self._entries.known(plain)
-        if known and not replace:
-            raise SearchError(
-                f"The 'ids' parameter must hold new ids. {known[0]!r} is in the index; use replace=True to replace it."
-            )
-        answers.checked_labels(labels, len(floats))
-        answers.checked_metadata(metadata, len(floats))
-        self._entries.remove(known)
-        self._append(floats, plain, labels, metadata)
-        if self._graph is not None:
-            self._graph.add(floats[:, : self.groups[0]] if self.kind == "funnel" else floats)
-        self._settle()
-
     def remove(self, ids: Sequence[Id] | NDArray[Any]) -> None:
-        """Remove ids, all or (if one is unknown) none. A quarter of the rows removed makes it rebuild itself."""
-        self._entries.remove(answers.checked_ids(ids))
+        """Remove ids: all of them, or none if one is unknown. It is rebuilt when a quarter of the rows is removed."""
+        self._entries.remove(checked_ids(ids))
         self._settle()
-
-    def search(
-        self,
-        queries: ArrayLike,
-        k: int = 10,
-        shortlist: int | None = None,
-        where: Where | None = None,
-        learners: Learners = None,
-        exact: bool = False,
-    ) -> Found:
-        """The k best of each query, or as many as there are.
-
-        Args:
-            queries: (Q, d), or (d,) for one, whose answer then has no leading dimension.
-            shortlist: funnel search: the first learner names this many, the whole vector ranks them.
-            where: only among these: a mapping of `label` (compared as text) and metadata keys to a value or a list of
-                values, a mask over the rows, or a function of an `Entry`. k answers come if k pass.
-            learners: compare the first m learners only (an int), or those listed by number from 1. Always exact. For
-                an int, queries may also be the shorter vectors of those learners.
-            exact: scan all vectors whatever the kind.
-        """
-        k = answers.checked_count(k, "k")
-        shortlist = answers.checked_shortlist(shortlist, k)
-        lengths = self._vectors.lengths() if learners is not None else None
-        wanted = checked_queries(queries, self.groups, learners, lengths)
-        allowed = self._entries.allowed(where)
-        available = len(self) if allowed is None else int(allowed.sum())
-        k = min(k, available)
-        partial = len(chosen_learners(learners, len(self.groups))) < len(self.groups)
-        if k == 0 or len(wanted) == 0:
-            rows, scores = np.empty((len(wanted), k), np.int64), np.empty((len(wanted), k), np.float32)
-        elif exact or partial:
-            rows, scores = self._vectors.nearest(wanted, k, allowed)
-        elif shortlist is not None or self.method == "funnel":
-            rows, scores = self._funnel(wanted, k, shortlist or max(SHORTLIST, k), allowed, available)
-        elif self._graph is not None:
-            rows, scores = self._through_graph(wanted, k, max(self.effort // 2, 2 * k), allowed, available)
-        else:
-            rows, scores = self._vectors.nearest(wanted, k, allowed)
-        if np.ndim(queries) == 1:
-            rows, scores = rows[0], scores[0]
-        ids = answers.id_array([self._entries.ids[row] for row in rows.ravel()], rows.shape)
-        return Found(ids, scores, rows)
 
     def save(self, path: str | Path) -> None:
-        """Write the folder aside, then switch to it in one step: a crash leaves the old index or the new one."""
+        """Write a folder, and replace an index that is there in one step: a crash leaves the old one or the new one."""
         storage.save(Path(path), self._vectors, self._entries, self._graph, self.kind, self.effort, dict(self.about))
 
     @classmethod
@@ -216,15 +148,43 @@ class Index:
         vectors, entries, graph, manifest = storage.load(Path(path), mmap, verify)
         return cls(vectors, entries, manifest["kind"], manifest["effort"], graph, manifest["about"])
 
-    def _append(self, floats: Floats, ids: Any, labels: Any, metadata: Any) -> None:
-        plain = answers.checked_ids(ids, len(floats))
-        some_labels = answers.checked_labels(labels, len(floats))
-        some_metadata = answers.checked_metadata(metadata, len(floats))
-        self._entries.append(plain, some_labels, some_metadata)
-        self._vectors.append(floats)
+    def _lengths(self) -> Floats:
+        return self._vectors.lengths()
+
+    def _add(self, vectors: Floats, columns: Columns) -> None:
+        self._entries.remove(self._entries.known(columns[0]))
+        self._entries.append(*columns)
+        self._vectors.append(vectors)
+        if self._graph is not None:
+            self._graph.add(vectors[:, : self.groups[0]] if self.kind == "funnel" else vectors)
+        self._settle()
+
+    def _search(
+        self,
+        queries: Floats,
+        k: int,
+        shortlist: int | None,
+        where: Where | None,
+        learners: tuple[int, ...],
+        exact: bool,
+    ) -> Found:
+        allowed = self._entries.allowed(where)
+        available = len(self) if allowed is None else int(allowed.sum())
+        k = min(k, available)
+        if k == 0 or len(queries) == 0:
+            rows, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+        elif exact or len(learners) < len(self.groups):
+            rows, scores = self._vectors.nearest(queries, k, allowed)
+        elif shortlist is not None or self.method == "funnel":
+            rows, scores = self._funnel(queries, k, shortlist or max(SHORTLIST, k), allowed, available)
+        elif self._graph is not None:
+            rows, scores = self._through_graph(queries, k, max(self.effort // 2, 2 * k), allowed, available)
+        else:
+            rows, scores = self._vectors.nearest(queries, k, allowed)
+        return Found(id_array([self._entries.ids[row] for row in rows.ravel()], rows.shape), scores, rows)
 
     def _settle(self, progress: Progress = None) -> None:
-        """Drop removed rows when they are many, and make the graph when the kind or the size asks for one."""
+        """Drop removed rows when they are many, and build the graph if the kind or the size requires one."""
         rows, removed = self._entries.rows, self._entries.rows - len(self._entries)
         if removed and removed >= REBUILD_SHARE * rows:
             kept = LearnerVectors(self.groups)
@@ -256,10 +216,11 @@ class Index:
     def _through_graph(
         self, queries: Floats, k: int, reach: int, allowed: Mask | None, available: int
     ) -> tuple[Rows, Floats]:
-        """Candidates by the graph, those that are not allowed struck out, the rest scored exactly.
+        """Candidates from the graph; those that the filter excludes are dropped, the others are scored exactly.
 
-        The graph is asked for as many more as the filter strikes out. Where fewer than half of `reach` are left (the
-        filter's images lie far from the query) that query is answered by a scan, so that a filter never costs recall.
+        The graph is asked for more candidates in proportion to what the filter excludes. If fewer than half of `reach`
+        are left (the images that pass are far from the query), that query is answered by a scan instead, so that a
+        filter never costs recall.
         """
         assert self._graph is not None
         count = min(self._entries.rows, -(-reach * self._entries.rows // available))

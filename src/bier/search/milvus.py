@@ -6,32 +6,28 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from bier.errors import SearchError
-from bier.search import answers
-from bier.search.answers import (
+from bier.errors import SearchError, needs
+from bier.search.store import (
+    Columns,
     Entry,
     Floats,
     Found,
     Id,
-    Label,
-    Learners,
-    Metadata,
+    Store,
     Where,
-    checked_queries,
-    chosen_learners,
+    checked_ids,
+    id_array,
     spans,
     wanted_values,
 )
 
-EXTRA = "Milvus needs parts that are not installed. Install them with: pip install 'bier-ml[milvus]'"
 _GRAPH = {"M": 32, "efConstruction": 200}
 _LONGEST = 4_096
 
@@ -69,9 +65,9 @@ def parse_uri(uri: str) -> Address:
 
 def import_pymilvus(address: Address) -> Any:
     """The client library; a local file needs Milvus Lite as well."""
-    if find_spec("pymilvus") is None or (address.local and find_spec("milvus_lite") is None):
-        raise SearchError(f"{EXTRA}.")
-    return import_module("pymilvus")
+    if address.local:
+        needs("milvus_lite", "milvus")
+    return needs("pymilvus", "milvus")
 
 
 def make_collection(client: Any, address: Address, groups: Sequence[int], whole_numbers: bool) -> None:
@@ -143,7 +139,7 @@ def expression(where: Where | None) -> str:
     return " and ".join(conditions)
 
 
-_BATCH = 1_000  # rows a request: 2.4 MB at 512 dimensions, well below gRPC's limit
+_BATCH = 1_000  # rows per request: 2.4 MB at 512 dimensions, well below gRPC's limit
 _MOST = 16_384  # Milvus answers no more than this to one query
 _HINTS = {
     "Open local milvus failed": "Is another process using the file?",
@@ -151,12 +147,12 @@ _HINTS = {
 }
 
 
-class MilvusStore:
+class MilvusStore(Store):
     """A Milvus collection with the fields id, label, path, entry (JSON), vector and learner_1.
 
     It differs from `Index` in this: ids are all strings or all whole numbers; `where` must be a mapping; `Found.rows`
-    is None; k and shortlist go up to 16,384; a token is read from the variable MILVUS_TOKEN.
-    A server must be Milvus 2.4 or newer, the first with two vectors a row.
+    is None; k and shortlist go up to 16,384; `exact` needs the index type FLAT. A token is read from the environment
+    variable MILVUS_TOKEN. A server must be Milvus 2.4 or newer, the first with two vectors per row.
     """
 
     def __init__(self, uri: str, groups: Sequence[int] | None = None, about: Mapping[str, Any] | None = None) -> None:
@@ -176,7 +172,7 @@ class MilvusStore:
             if stored is None:
                 stored = {"groups": [int(size) for size in groups or ()], "about": dict(about or {})}
                 make_about(self._client, self._address, stored)
-            self.groups: tuple[int, ...] = tuple(stored["groups"])
+            self._groups: tuple[int, ...] = tuple(stored["groups"])
             self.about: dict[str, Any] = stored["about"]
             self._exists: bool = self._client.has_collection(self._address.collection)
             if self._exists:
@@ -185,7 +181,7 @@ class MilvusStore:
             raise SearchError(f"The store {uri} holds vectors of groups {self.groups}. Got {tuple(groups)} instead.")
 
     def close(self) -> None:
-        """Let go of the store; of a local file also its lock, so that another process may open it."""
+        """Close the connection; of a local file, release its lock too, so that another process may open it."""
         self._client.close()
         if self._address.local:
             manager = import_module("milvus_lite.server_manager").server_manager_instance
@@ -206,8 +202,8 @@ class MilvusStore:
             return int(self._query("", ["count(*)"])[0]["count(*)"])
 
     @property
-    def dimension(self) -> int:
-        return sum(self.groups)
+    def groups(self) -> tuple[int, ...]:
+        return self._groups
 
     @property
     def ids(self) -> list[Id]:
@@ -234,68 +230,51 @@ class MilvusStore:
         rows = self._all_of(ids, ["vector"])
         return np.array([row["vector"] for row in rows], np.float32).reshape(len(rows), self.dimension)
 
-    def add(
-        self,
-        vectors: ArrayLike,
-        ids: Sequence[Id] | NDArray[Any],
-        labels: Sequence[Label] | NDArray[Any] | None = None,
-        metadata: Sequence[Metadata] | None = None,
-        replace: bool = False,
-    ) -> None:
-        floats = answers.checked_vectors(vectors, self.dimension)
-        plain = answers.checked_ids(ids, len(floats))
-        some_labels = answers.checked_labels(labels, len(floats))
-        some_metadata = answers.checked_metadata(metadata, len(floats))
-        if not plain:
-            return
-        if not replace and (known := self.known(plain)):
-            raise SearchError(
-                f"The 'ids' parameter must hold new ids. {known[0]!r} is in the store; use replace=True to replace it."
-            )
-        self._ensure(plain)
-        entries = [Entry(*row) for row in zip(plain, some_labels, some_metadata, strict=True)]
-        with self._asking():
-            for start in range(0, len(plain), _BATCH):
-                stop = start + _BATCH
-                rows = [self._row(*pair) for pair in zip(entries[start:stop], floats[start:stop], strict=True)]
-                self._client.upsert(self._address.collection, rows)
-
     def remove(self, ids: Sequence[Id] | NDArray[Any]) -> None:
-        plain = answers.checked_ids(ids)
+        plain = checked_ids(ids)
         self._all_of(plain, ["id"])
         with self._asking():
             for start in range(0, len(plain), _BATCH):
                 condition = f"id in {literal(plain[start : start + _BATCH])}"
                 self._client.delete(self._address.collection, filter=condition)
 
-    def search(
+    def _add(self, vectors: Floats, columns: Columns) -> None:
+        self._ensure(columns[0])
+        entries = [Entry(*row) for row in zip(*columns, strict=True)]
+        with self._asking():
+            for start in range(0, len(entries), _BATCH):
+                stop = start + _BATCH
+                rows = [self._row(*pair) for pair in zip(entries[start:stop], vectors[start:stop], strict=True)]
+                self._client.upsert(self._address.collection, rows)
+
+    def _search(
         self,
-        queries: ArrayLike,
-        k: int = 10,
-        shortlist: int | None = None,
-        where: Where | None = None,
-        learners: Learners = None,
+        queries: Floats,
+        k: int,
+        shortlist: int | None,
+        where: Where | None,
+        learners: tuple[int, ...],
+        exact: bool,
     ) -> Found:
-        k = min(answers.checked_count(k, "k"), _MOST)
-        shortlist = answers.checked_shortlist(shortlist, k)
-        chosen = chosen_learners(learners, len(self.groups))
-        wanted = checked_queries(queries, self.groups, learners, self._lengths() if learners is not None else None)
+        if exact and self._address.index_type != "FLAT":
+            raise SearchError(f"The 'exact' parameter needs the index type FLAT in Milvus. Got {self._uri!r} instead.")
+        k = min(k, _MOST)
         condition = expression(where)
-        if not self._exists or not len(wanted):
-            hits: list[list[tuple[Id, float]]] = [[] for _ in wanted]
-        elif shortlist is not None and len(chosen) == len(self.groups):
-            hits = [self._funnel(query, k, min(shortlist, _MOST), condition) for query in wanted]
-        elif chosen == (0,):
-            hits = self._ask(wanted[:, spans(self.groups)[0]], "learner_1", k, condition)
+        if not self._exists or not len(queries):
+            hits: list[list[tuple[Id, float]]] = [[] for _ in queries]
+        elif shortlist is not None and len(learners) == len(self.groups):
+            hits = [self._funnel(query, k, min(shortlist, _MOST), condition) for query in queries]
+        elif learners == (0,):
+            hits = self._ask(queries[:, spans(self.groups)[0]], "learner_1", k, condition)
         else:
-            hits = self._ask(wanted, "vector", k, condition)
+            hits = self._ask(queries, "vector", k, condition)
         if not hits:
             k = min(k, len(self))
             return Found(np.empty((0, k), object), np.empty((0, k), np.float32))
-        return _found(hits, np.ndim(queries) == 1)
+        return _found(hits)
 
     def _funnel(self, query: Floats, k: int, shortlist: int, condition: str) -> list[tuple[Id, float]]:
-        """Both steps inside Milvus: the first learner's field names the shortlist, the vector's field ranks it."""
+        """Both steps inside Milvus: the first learner's field selects the shortlist, the whole vector ranks it."""
         [first] = self._ask(query[None, spans(self.groups)[0]], "learner_1", shortlist, condition)
         [best] = self._ask(query[None], "vector", k, f"id in {literal([one for one, _ in first])}") if first else [[]]
         return best
@@ -326,7 +305,7 @@ class MilvusStore:
         }
 
     def _ensure(self, ids: Sequence[Id]) -> None:
-        """Make the collection when the first ids tell what kind they are."""
+        """Create the collection as soon as the first ids show their type."""
         kinds = {type(one) for one in ids}
         if len(kinds) > 1:
             raise SearchError("The 'ids' parameter must be all strings or all whole numbers for Milvus. Got both.")
@@ -380,11 +359,11 @@ class MilvusStore:
             ) from error
 
 
-def _found(hits: list[list[tuple[Id, float]]], single: bool) -> Found:
+def _found(hits: list[list[tuple[Id, float]]]) -> Found:
     """Lists of hits as arrays; a query with fewer hits than another is filled up with None and -inf."""
     most = max((len(some) for some in hits), default=0)
     nothing: list[tuple[Any, float]] = [(None, -np.inf)]
     full = [some + nothing * (most - len(some)) for some in hits]
-    ids = answers.id_array([one for some in full for one, _ in some], (len(hits), most))
+    ids = id_array([one for some in full for one, _ in some], (len(hits), most))
     scores = np.array([score for some in full for _, score in some], np.float32).reshape(len(hits), most)
-    return Found(ids[0], scores[0]) if single else Found(ids, scores)
+    return Found(ids, scores)

@@ -2,11 +2,11 @@
 
     FOLDER/manifest.json            format, kind, groups, and the size and checksum of every file; names the data folder
     FOLDER/data-XXXXXXXX/
-        learner-1.npy ...           the float vectors, a matrix a learner, mapped from disk
+        learner-1.npy ...           the float vectors, one matrix per learner, memory-mapped
         entries.json                ids, labels, metadata, removed rows
-        graph.faiss                 the graph, where the kind has one
+        graph.faiss                 the graph, if the kind has one
 
-A save writes a new data folder and then replaces the manifest: whoever opens the index meets the old one or the new.
+A save writes a new data folder and then replaces the manifest: a reader sees the old index or the new one.
 """
 
 import hashlib
@@ -21,10 +21,9 @@ import numpy as np
 
 from bier import files
 from bier.errors import SearchError
-from bier.search.answers import Floats
 from bier.search.entries import Entries
-from bier.search.graph import Graph
-from bier.search.vectors import LearnerVectors
+from bier.search.store import Floats
+from bier.search.vectors import Graph, LearnerVectors
 
 FORMAT = "bier-index"
 VERSION = 1
@@ -77,14 +76,14 @@ def save(
 def load(
     folder: Path, mmap: bool = True, verify: bool = True
 ) -> tuple[LearnerVectors, Entries, Graph | None, dict[str, Any]]:
-    """Read what `save` wrote; every kind of damage is a SearchError."""
+    """Read what `save` wrote; any damage is a SearchError."""
     try:
         return _load(folder, mmap, verify)
     except FileNotFoundError:
         try:  # another process may have saved between the two reads
             return _load(folder, mmap, verify)
         except FileNotFoundError as error:
-            raise SearchError(f"The index {folder} is damaged: {error.filename} is missing. Build it anew.") from error
+            raise SearchError(f"The index {folder} is damaged: {error.filename} is missing. Build it again.") from error
     except OSError as error:
         raise SearchError(f"The index {folder} could not be read: {error.strerror or error}.") from error
 
@@ -98,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_bytes())
         known = manifest["format"] == FORMAT and isinstance(manifest["version"], int)
     except (ValueError, KeyError, TypeError) as error:
-        raise SearchError(f"The index's {path} is damaged or not ours. Build the index anew.") from error
+        raise SearchError(f"The index's {path} is damaged or of another program. Build the index again.") from error
     if not known or manifest["version"] > VERSION:
         raise SearchError(
             f"The index {folder} must be of format {FORMAT} {VERSION}. "
@@ -120,7 +119,7 @@ def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entri
         width = groups[0] if kind == "funnel" else sum(groups)
         graph = Graph.read(data / "graph.faiss", width, rows, mmap) if "graph.faiss" in stamps else None
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise SearchError(f"The index {folder} is damaged ({error}). Build it anew.") from error
+        raise SearchError(f"The index {folder} is damaged ({error}). Build it again.") from error
     return LearnerVectors(groups, parts), entries, graph, manifest
 
 
@@ -164,7 +163,7 @@ def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
     matrix = np.load(path, mmap_mode="r" if mmap and shape[0] else None, allow_pickle=False)
     if matrix.shape != shape or matrix.dtype != np.float32:
         raise ValueError(f"{path.name} must be float32 {shape}, found {matrix.dtype} {matrix.shape}")
-    floats: Floats = matrix.view(np.ndarray)  # still mapped, without the cost of numpy's subclass at each look
+    floats: Floats = matrix.view(np.ndarray)  # still mapped, without the overhead of numpy's memmap class
     return floats
 
 
@@ -177,22 +176,22 @@ def _check(path: Path, stamp: Mapping[str, Any], verify: bool) -> None:
     size = path.stat().st_size
     if size != stamp["bytes"]:
         raise SearchError(
-            f"The index file {path} is damaged: expected {stamp['bytes']} bytes, found {size}. Build the index anew."
+            f"The index file {path} is damaged: expected {stamp['bytes']} bytes, found {size}. Build the index again."
         )
     if verify and _stamp(path)["sha256"] != stamp["sha256"]:
-        raise SearchError(f"The index file {path} is damaged: its checksum does not match. Build the index anew.")
+        raise SearchError(f"The index file {path} is damaged: its checksum does not match. Build the index again.")
 
 
 def _old_data(folder: Path) -> list[Path]:
-    """The data folders of an index that is about to be replaced; an error where something else lives there."""
+    """The data folders of an index that is about to be replaced; an error if it holds anything else."""
     if not folder.exists():
         return []
     if not folder.is_dir():
         raise SearchError(f"An index is a folder. {folder} is a file; choose another place.")
     inside = list(folder.iterdir())
-    strangers = [one.name for one in inside if one.name != MANIFEST and not one.name.startswith(_DATA)]
-    if strangers:
-        raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {sorted(strangers)[0]!r}.")
+    others = [one.name for one in inside if one.name != MANIFEST and not one.name.startswith(_DATA)]
+    if others:
+        raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {sorted(others)[0]!r}.")
     return [one for one in inside if one.is_dir()]
 
 

@@ -1,14 +1,20 @@
-"""The float vectors, kept learner by learner, and exact search through them.
+"""The vectors of an index: exact search through the floats, and the graph that selects candidates for it.
 
-Each learner's part is a matrix of its own, so that the first learner is a complete small embedding without a
-second copy, and each part can be mapped from disk by itself.
+The floats are kept learner by learner: each learner's part is a matrix of its own, so that the first learner is a
+complete small embedding without a second copy, and each part can be memory-mapped by itself.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bier.search.answers import Floats, Mask, Rows, spans
+from bier.errors import SearchError, needs
+from bier.search.store import Floats, Mask, Rows, spans
+
+FACTORY = "HNSW32,SQ8"
+Progress = Callable[[int, int], None] | None
 
 _SCORES_AT_ONCE = 2**24  # floats of scratch space for scores, 64 MB
 _ROWS_AT_ONCE = 256
@@ -16,7 +22,7 @@ _GATHER_SHARE = 0.1  # a filter that keeps less than this is answered from its o
 
 
 class LearnerVectors:
-    """Rows of vectors in a few chunks; a chunk has one matrix (rows, d_m) a learner."""
+    """Rows of vectors in a few chunks; a chunk has one matrix (rows, d_m) per learner."""
 
     def __init__(self, groups: Sequence[int], parts: Sequence[Floats] | None = None) -> None:
         self.groups = tuple(groups)
@@ -161,3 +167,70 @@ def _dot(parts: list[Floats], matrices: list[Floats], queries: slice, rows: slic
         total = scores if total is None else np.add(total, scores, out=total)
     assert total is not None
     return total
+
+
+class Graph:
+    """Faiss's HNSW graph over 8-bit vectors. It selects candidates only: its own scores are rounded and not used."""
+
+    def __init__(self, index: Any, mapped: bool = False) -> None:
+        self._index = index
+        self._mapped = mapped
+
+    @classmethod
+    def build(cls, sample: Floats, blocks: Iterable[Floats], rows: int, progress: Progress = None) -> "Graph":
+        """Link all rows, block by block. The range of each dimension, for 8 bits, is learned from the sample."""
+        faiss = _faiss()
+        index = faiss.index_factory(sample.shape[1], FACTORY, faiss.METRIC_INNER_PRODUCT)
+        index.train(np.ascontiguousarray(sample))
+        done = 0
+        for block in blocks:
+            index.add(np.ascontiguousarray(block))
+            done += len(block)
+            if progress:
+                progress(done, rows)
+        return cls(index)
+
+    def add(self, vectors: Floats) -> None:
+        if self._mapped:  # faiss ends the process when a mapped index grows; its file may be gone by now
+            faiss = _faiss()
+            self._index = faiss.deserialize_index(faiss.serialize_index(self._index))
+            self._mapped = False
+        self._index.add(np.ascontiguousarray(vectors))
+
+    def candidates(self, queries: Floats, count: int, effort: int) -> Rows:
+        """(Q, count) rows, best first by the 8-bit scores; -1 where the graph found no more."""
+        setting = _faiss().SearchParametersHNSW(efSearch=effort)
+        # faiss.contrib.torch_utils, which others may have imported, replaces `search` by one that takes no settings.
+        search = getattr(self._index, "search_numpy", self._index.search)
+        _, rows = search(np.ascontiguousarray(queries), count, params=setting)
+        found: Rows = rows
+        return found
+
+    def write(self, path: Path) -> None:
+        try:
+            _faiss().write_index(self._index, str(path))
+        except RuntimeError as error:
+            raise SearchError(f"The graph could not be written to {path}: {_last_line(error)}.") from error
+
+    @classmethod
+    def read(cls, path: Path, dimension: int, rows: int, mmap: bool) -> "Graph":
+        faiss = _faiss()
+        flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
+        try:
+            index = faiss.read_index(str(path), flags)
+        except RuntimeError as error:
+            raise SearchError(f"The graph {path} is damaged: {_last_line(error)}. Build the index again.") from error
+        if index.d != dimension or index.ntotal != rows:
+            raise SearchError(
+                f"The graph {path} must hold {rows} vectors of {dimension} dimensions. "
+                f"Found {index.ntotal} of {index.d}. Build the index again."
+            )
+        return cls(index, mmap)
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].rstrip(".") if str(error).strip() else type(error).__name__
+
+
+def _faiss() -> Any:
+    return needs("faiss", "index")

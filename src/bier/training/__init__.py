@@ -1,6 +1,21 @@
-"""Training: methods as sets of settings, the loop, checkpoints, many processes."""
+"""Training: methods as sets of settings, the loop, checkpoints, many processes.
 
-from bier.training.loop import Observer, Run, train
+The loop is imported when first used, so that settings can be resolved without waiting for torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from bier.training.methods import METHODS, resolve
 
+if TYPE_CHECKING:
+    from bier.training.loop import Observer, Run, train
+
 __all__ = ["METHODS", "Observer", "Run", "resolve", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Observer", "Run", "train"):
+        raise AttributeError(f"module 'bier.training' has no attribute {name!r}")
+    from bier.training import loop
+
+    return getattr(loop, name)

@@ -84,7 +84,7 @@ def train(
     out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
     from its newest checkpoint and ends with the very weights and metrics that an uninterrupted run has.
     metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
-    module that takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
+    module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
     snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
     """
     run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
@@ -94,6 +94,7 @@ def train(
         _check_snapshots(run, config, snapshots)
         setup = build(config, run, observer.prepare, metric)
         optimizer = _optimizer(config, setup.objective)
+        setup.objective.hold_rows(optimizer)
         state = _start_or_restore(run, config, setup, optimizer, observer)
         interrupted = False
         metrics = run_folder.Metrics(run, resume_at=state.step, writes=distributed.rank() == 0)
@@ -129,7 +130,7 @@ def train(
         if not interrupted and distributed.rank() == 0:
             best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
             if best.is_dir():
-                run_folder.load_module(setup.objective, run_folder.read_checkpoint(best).tensors)
+                setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
             run_folder.save_model(run, setup.model(), setup.objective.metric)
         return Run(run, state.step, state.best_step, state.best_value, interrupted)
 
@@ -157,7 +158,6 @@ def _step(
         if not math.isfinite(row["gradient_norm"]):
             raise _broken(step, f"The norm of the gradient is {row['gradient_norm']}.", run)
     optimizer.step()
-    setup.objective.after_step()
     if logging:
         row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
     return row
@@ -278,15 +278,16 @@ def _start_or_restore(
             solve_start(config, setup, observer.prepare)
         torch.manual_seed(config.seed + distributed.rank())
         return TrainerState()
-    state = run_folder.read_checkpoint(newest)
-    run_folder.load_module(setup.objective, state.tensors)
-    run_folder.load_optimizer(optimizer, state.tensors)
-    setup.sampler.load_state_dict(state.values["sampler"])
-    random = state.tensors["random"]
-    if len(random) != distributed.world():
-        raise ConfigError(f"The run was made by {len(random)} processes and must go on with as many.")
-    torch.set_rng_state(random[distributed.rank()].clone())  # torch reads a row of a matrix from the matrix' start
-    return TrainerState(**state.values["standing"])
+    saved = run_folder.read_checkpoint(newest)
+    if (processes := len(saved.random["cpu"])) != distributed.world():
+        raise ConfigError(f"The run was made by {processes} processes and must go on with as many.")
+    setup.objective.load_state_dict(saved.objective)
+    run_folder.load_optimizer(optimizer, saved.optimizer)
+    setup.sampler.load_state_dict(saved.sampler)
+    # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
+    random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
+    run_folder.set_random_state(setup.device, random)
+    return TrainerState(**saved.trainer)
 
 
 def _save(
@@ -298,21 +299,17 @@ def _save(
     metrics: run_folder.Metrics,
 ) -> None:
     """Write a checkpoint, whose metrics are durable before it is, and remove old ones."""
-    random = distributed.gather(torch.get_rng_state()[None])  # (world, n), a row for each process
+    generators = run_folder.random_state(setup.device)
+    random = {kind: distributed.gather(row[None]) for kind, row in generators.items()}  # a row for each process
     if distributed.rank() != 0:
         return
-    tensors = {
-        **run_folder.module_tensors(setup.objective),
-        **run_folder.optimizer_tensors(optimizer),
-        "random": random,
-    }
-    broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
-    if broken:  # a loss may be finite and its gradient not; what it leaves behind is no good checkpoint
-        raise _broken(state.step, f"{broken[0]} contains NaN or infinite values.", run)
-    values = {"standing": asdict(state), "sampler": setup.sampler.state_dict(batches=state.step)}
+    sampler = setup.sampler.state_dict(batches=state.step)
+    checkpoint = Checkpoint(setup.objective.state_dict(), optimizer.state_dict(), sampler, asdict(state), random)
+    if broken := checkpoint.not_finite():  # a loss may be finite and its gradient not
+        raise _broken(state.step, f"{broken} contains NaN or infinite values.", run)
     metrics.flush()
     folder = run / run_folder.CHECKPOINTS
-    run_folder.write_checkpoint(folder, state.step, Checkpoint(tensors, values))
+    run_folder.write_checkpoint(folder, state.step, checkpoint)
     run_folder.prune(folder, config.train.keep_checkpoints, state.best_step)
 
 

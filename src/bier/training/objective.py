@@ -1,5 +1,6 @@
 """From a batch to the loss: backbone, embedding, boosted loss and diversity loss in one module."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -7,7 +8,6 @@ from torch import Tensor, nn
 
 from bier.config import Config
 from bier.distributed import gather
-from bier.method import equations
 from bier.method.boosting import BoostedLoss, BoostedParts
 from bier.method.classifier import BoostedClassifier
 from bier.method.diversity import ActivationLoss, AdversarialLoss
@@ -26,17 +26,18 @@ class ObjectiveParts(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Everything that has weights to train. `forward` is line 18 of the method.
+    """Everything that has weights to train. `forward` is Eq. (18), Section 3.3.2 of the paper.
 
-    `network` maps the inputs (pixels, maps of a frozen trunk, or features) to features (B, h).
-    Under DistributedDataParallel each process brings its share of the batch and the losses see all of it.
+    `network` maps the inputs (pixels, maps of a frozen trunk, or features) to features (B, h). `metric` has a
+    method `parts(z, labels)` that returns `BoostedParts`. Under DistributedDataParallel each process brings its share
+    of the batch; features are gathered once, here, for all losses, so that any `metric` sees the whole batch.
     """
 
     def __init__(
         self,
         network: nn.Module,
         ensemble: EmbeddingEnsemble,
-        metric: nn.Module,  # gives BoostedParts
+        metric: nn.Module,
         diversity: ActivationLoss | AdversarialLoss | None,
         lambda_div: float,
         precision: str = "float32",
@@ -62,19 +63,19 @@ class Objective(nn.Module):
         return z
 
     def forward(self, inputs: Tensor, labels: Tensor) -> ObjectiveParts:
-        features = gather(self.features(inputs))  # of the whole batch: the losses span all processes
-        metric: BoostedParts = self.metric(self.ensemble(features), gather(labels))
+        features = gather(self.features(inputs))
+        metric: BoostedParts = self.metric.parts(self.ensemble(features), gather(labels))  # type: ignore[operator]
         if self.diversity is None:
             nothing = metric.total.new_zeros(())
             return ObjectiveParts(metric.total, metric, nothing, nothing)
-        diversity = self.diversity(self.ensemble, features)
-        total = equations.training_loss(metric.total, diversity.total, self.lambda_div)
+        diversity = self.diversity.parts(self.ensemble, features)
+        total = metric.total + self.lambda_div * diversity.total
         return ObjectiveParts(total, metric, diversity.total, diversity.similarity)
 
-    def after_step(self) -> None:
-        """With lambda_w = inf the rows go back to length 1 after each step of the optimizer."""
-        if self.diversity is not None and self.diversity.lambda_w == float("inf"):
-            self.diversity.hold(self.ensemble)
+    def hold_rows(self, optimizer: torch.optim.Optimizer) -> None:
+        """With lambda_w = inf, keep the rows of W at length 1 from now on."""
+        if self.diversity is not None and self.diversity.lambda_w == math.inf:
+            self.diversity.hold_rows(self.ensemble, optimizer)
 
 
 def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> BoostedLoss | BoostedClassifier:
@@ -94,14 +95,9 @@ def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> Booste
 def diversity_loss(config: Config, name: str, groups: tuple[int, ...]) -> ActivationLoss | AdversarialLoss | None:
     """The diversity loss called `name`, with the settings of `config.diversity`."""
     settings = config.diversity
-    shared = {
-        "lambda_w": settings.norm_weight,
-        "reduction": settings.reduction,
-        "through_backbone": settings.through_backbone,
-        "scale_features": settings.scale_features,
-    }
+    shared = (settings.norm_weight, settings.reduction, settings.through_backbone, settings.scale_features)
     if name == "activation":
-        return ActivationLoss(groups, **shared)  # type: ignore[arg-type]
+        return ActivationLoss(groups, *shared)
     if name == "adversarial":
-        return AdversarialLoss(groups, settings.hidden, **shared)
+        return AdversarialLoss(groups, settings.hidden, *shared)
     return None

@@ -5,11 +5,11 @@ import json
 import os
 import platform
 import shutil
-import socket
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +25,76 @@ from bier.evaluate.dataset import classifier_file
 from bier.method.classifier import BoostedClassifier
 from bier.models.model import Model
 
-STEP = "step-"
+STEP, STATE = "step-", "state.pt"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on as if it had never stopped: tensors by name, and plain values."""
+    """All that a run needs to go on as if it had never stopped."""
 
-    tensors: Mapping[str, Tensor]
-    values: Mapping[str, Any]
+    objective: Mapping[str, Tensor]  # state_dict of the networks and losses
+    optimizer: Mapping[str, Any]  # state_dict
+    sampler: Mapping[str, Any]  # state_dict
+    trainer: Mapping[str, Any]  # fields of TrainerState
+    random: Mapping[str, Tensor]  # states of the generators by type of device: uint8 (processes, n)
+
+    def not_finite(self) -> str | None:
+        """The name of a weight or optimizer state with NaN or infinite values; None if all is well."""
+        tensors = {f"weights/{name}": value for name, value in self.objective.items()}
+        for number, row in self.optimizer["state"].items():
+            tensors |= {f"optimizer/{number}/{key}": value for key, value in row.items() if isinstance(value, Tensor)}
+        return next((name for name, value in tensors.items() if not torch.isfinite(value).all()), None)
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> Path:
     """Write `folder/step-N`, aside and flushed, then renamed. A full disk is a TrainingError and changes nothing."""
     target = folder / f"{STEP}{step}"
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    content = BytesIO()  # torch's own writer to a file reports a full disk as a RuntimeError without a reason
+    torch.save(vars(checkpoint), content)
     with writing(target, folder), files.folder_aside(target) as aside:
-        (aside / "state.safetensors").write_bytes(save(tensors))
-        (aside / "state.json").write_text(json.dumps(dict(checkpoint.values), indent=1))
+        (aside / STATE).write_bytes(content.getbuffer())
     return target
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     try:
-        return Checkpoint(load_file(path / "state.safetensors"), json.loads((path / "state.json").read_text()))
+        if (path / "state.safetensors").exists():
+            return _read_old_checkpoint(path)
+        return Checkpoint(**torch.load(path / STATE, map_location="cpu", weights_only=True))
     except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"The checkpoint {path} cannot be read ({error}); remove it to go on from the one before."
+            f"The checkpoint {path} cannot be read ({reason}); remove it to go on from the one before."
         ) from error
+
+
+def _read_old_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint of version 0.1: tensors in state.safetensors, plain values in state.json."""
+    tensors, values = load_file(path / "state.safetensors"), json.loads((path / "state.json").read_text())
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer/"):
+            _, number, name = key.split("/")
+            moments.setdefault(int(number), {})[name] = value
+    weights = {key.removeprefix("weights/"): value for key, value in tensors.items() if key.startswith("weights/")}
+    return Checkpoint(weights, {"state": moments}, values["sampler"], values["standing"], {"cpu": tensors["random"]})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Restore the optimizer's state. An old checkpoint has no parameter groups: `optimizer` has those of the config."""
+    optimizer.load_state_dict({"param_groups": optimizer.state_dict()["param_groups"], **state})
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The states of the generators that a run on `device` draws from (dropout on a GPU draws from the GPU's)."""
+    state = {"cpu": torch.get_rng_state()}
+    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+
+def set_random_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def complete(folder: Path) -> list[Path]:
@@ -92,36 +134,6 @@ def writing(target: Path, checkpoints: Path) -> Iterator[None]:
         raise TrainingError(f"Could not write {target}: {reason}. {rest}.") from error
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's moments, each under the number of its parameter."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"optimizer/{number}/{name}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for number, row in state.items()
-        for name, value in row.items()
-        if value is not None
-    }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """The opposite of `optimizer_tensors`; learning rates stay those of `optimizer`."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith("optimizer/"):
-            _, number, name = key.split("/")
-            state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {f"weights/{name}": value for name, value in module.state_dict().items()}
-
-
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    prefix = "weights/"
-    module.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-
-
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
 
 
@@ -156,13 +168,16 @@ def check_same_config(run: Path, config: Config) -> None:
 
 
 class Metrics:
-    """metrics.jsonl, a line a logging step, and TensorBoard events beside it.
+    """metrics.jsonl, one line per logging step, and the same numbers as TensorBoard events.
 
-    Lines hold nothing that depends on the clock, so that an interrupted and resumed run writes the same file as one
-    that was never interrupted. `resume_at` drops lines beyond that step: they will be written again.
+    metrics.jsonl is the durable record. Its lines hold nothing that depends on the clock, so that an interrupted and
+    resumed run writes the same file as one that was never interrupted. `resume_at` drops lines and voids events beyond
+    that step: they will be written again.
     """
 
     def __init__(self, run: Path, resume_at: int, writes: bool = True) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         self.run = run
         self.path = run / METRICS
         self.writes = writes  # one process of many does
@@ -172,7 +187,9 @@ class Metrics:
         with writing(self.path, run / CHECKPOINTS):
             files.write(self.path, "".join(map(_line, kept)).encode())
             self.file = self.path.open("ab", buffering=0)  # a line is handed over whole, and no part of it twice
-            self.events = Events(run, resume_at)
+            self.events = SummaryWriter(run, purge_step=resume_at + 1)
+        # The writer's thread prints the traceback of an error, such as a full disk, that the next call raises anyway.
+        self.previous_hook, threading.excepthook = threading.excepthook, self._on_thread_error
 
     def write(self, row: Mapping[str, Any], clock: Mapping[str, float] | None = None) -> None:
         """`row` goes to both; `clock` (images per second and the like) to TensorBoard only."""
@@ -182,7 +199,9 @@ class Metrics:
             line = _line(row).encode()
             while line:
                 line = line[self.file.write(line) :]
-            self.events.write(row["step"], {**_scalars(row), **(clock or {})})
+        with writing(self.run / "events.out.tfevents", self.run / CHECKPOINTS):
+            for tag, value in {**_scalars(row), **(clock or {})}.items():
+                self.events.add_scalar(tag, value, row["step"])
 
     def flush(self) -> None:
         """Make the lines so far durable; done before each checkpoint, so that none of them can outrun its metrics."""
@@ -190,38 +209,18 @@ class Metrics:
             os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        if self.writes:
-            self.file.close()
-            self.events.close()
-
-
-class Events:
-    """A TensorBoard file. Torch's own writer hands its events to a thread, where a full disk goes unheard."""
-
-    def __init__(self, run: Path, resume_at: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        path = run / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self.file = path.open("wb", buffering=0)
-        self.writer = RecordWriter(self.file)
-        self._add(Event(file_version="brain.Event:2"))
-        if resume_at:  # what an earlier file says of later steps is void
-            self._add(Event(step=resume_at + 1, session_log=SessionLog(status=SessionLog.START)))
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._add(Event(step=step, summary=Summary(value=values)))
-
-    def _add(self, event: Any) -> None:
-        event.wall_time = time.time()
-        self.writer.write(event.SerializeToString())
-
-    def close(self) -> None:
+        if not self.writes:
+            return
         self.file.close()
+        try:
+            with writing(self.run / "events.out.tfevents", self.run / CHECKPOINTS):
+                self.events.close()
+        finally:
+            threading.excepthook = self.previous_hook
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        if not isinstance(error.exc_value, OSError) or "event_file_writer" not in type(error.thread).__module__:
+            self.previous_hook(error)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from bier.evaluate.dataset import accuracies
 from bier.evaluate.recall import recall_at_k
 from bier.images import ImageDataset
 from bier.method.classifier import BoostedClassifier
+from bier.method.defaults import Start, Weighting
 from bier.method.diversity import ActivationLoss, AdversarialLoss
-from bier.method.ensemble import EmbeddingEnsemble, Start
-from bier.method.equations import Weighting, group_sizes, unit_rows
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
 from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
@@ -117,55 +118,18 @@ class TrainingSetup:
 
 
 def load_data(config: Config) -> Dataset:
-    """The data set that a config names, divided as it says."""
-    settings = config.data
-    dataset = data.load(
-        settings.name,
-        settings.root or None,
-        seed=settings.seed,
-        validation=settings.validation,
-        split=settings.split,
-        test_share=settings.test_share,
-        size=settings.size,
-        validation_order=settings.validation_order,
-    )
+    """The data set that a config names, divided as it says; an error where the settings of training do not suit it."""
+    dataset = data.load_for(config.data)
     if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
         wanted = "cross-entropy" if dataset.protocol == "accuracy" else "binomial-deviance, contrastive or triplet"
-        raise ConfigError(f"The data set '{settings.name}' needs loss.name={wanted}. Got '{config.loss.name}' instead.")
+        raise ConfigError(
+            f"The data set '{config.data.name}' needs loss.name={wanted}. Got '{config.loss.name}' instead."
+        )
     if config.train.patience and "validation" not in dataset.parts:
         raise ConfigError(
             f"'train.patience' = {config.train.patience} needs images to validate on; set data.validation=0.1."
         )
-    if settings.train_classes:
-        dataset = _fewer_classes(dataset, settings.train_classes)
-    return _fewer_images(dataset, settings.train_images) if settings.train_images else dataset
-
-
-def _fewer_images(dataset: Dataset, count: int) -> Dataset:
-    """The data set with `count` training images of each class (or all it has), spread evenly over them."""
-    part = dataset["train"]
-    chosen = np.zeros(len(part), bool)
-    for label in np.unique(part.labels):
-        members = np.flatnonzero(part.labels == label)
-        chosen[_spread(members, min(count, len(members)))] = True
-    fewer = part.select(chosen)
-    return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_images": count})
-
-
-def _fewer_classes(dataset: Dataset, count: int) -> Dataset:
-    """The data set with `count` of its training classes, spread evenly over all of them."""
-    part = dataset["train"]
-    present = np.unique(part.labels)
-    if count > len(present):
-        raise ConfigError(f"'data.train_classes' = {count} asks for more than the {len(present)} classes there are.")
-    chosen = _spread(present, count)
-    fewer = part.select(np.isin(part.labels, chosen)).only_present()
-    return replace(dataset, parts={**dataset.parts, "train": fewer}, split={**dataset.split, "train_classes": count})
-
-
-def _spread(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """`count` of the values, evenly spread over them."""
-    return values[np.linspace(0, len(values) - 1, count).round().astype(np.int64)]
+    return dataset
 
 
 def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder | None = None) -> TrainingSetup:
@@ -294,12 +258,11 @@ def _validation(
 
 
 def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
-    """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, rows held at
-    length 1, and the bias that centres the embedding, each where the config asks for it."""
+    """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, and the bias
+    that centres the embedding, each where the config asks for it."""
     ensemble = setup.objective.ensemble
     loss = diversity_loss(config, config.model.start, ensemble.groups)
     if loss is None and not config.model.bias:
-        setup.objective.after_step()
         return
     generator = np.random.default_rng(config.seed)
     most = MOST_FEATURES if loss is not None else FEATURES_FOR_MEAN
@@ -307,7 +270,6 @@ def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> No
     features = _features(setup, chosen, progress)
     if loss is not None:
         _solve(config, ensemble, features, loss, progress)
-    setup.objective.after_step()
     if config.model.bias:
         ensemble.centre(features)
 

@@ -1,7 +1,9 @@
-"""What goes into a search and comes out of it, and the checks that every index and store shares."""
+"""What can be searched: the base class of the embedded index and of external engines, with its types and checks."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,10 +17,14 @@ Metadata: TypeAlias = Mapping[str, Any] | None
 Floats: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
+Learners: TypeAlias = int | Sequence[int] | None
+Columns: TypeAlias = tuple[list[Id], list[Label], list[Metadata]]
+
+SCHEMES = ("milvus",)
 
 
 class Entry(NamedTuple):
-    """One image of a collection: its id, its label if known, and whatever else was kept with it."""
+    """One image of a collection: its id, its label if known, and the metadata stored with it."""
 
     id: Id
     label: Label = None
@@ -26,11 +32,11 @@ class Entry(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The answer to Q queries, best first. For a single query of shape (d,) the leading dimension is absent.
+    """The results of Q queries, best first. For a single query of shape (d,) the leading dimension is absent.
 
     ids: (Q, k) array of ids (int64 where all are whole numbers, else objects).
     scores: (Q, k) float32 dot products.
-    rows: (Q, k) int64 positions inside the index; None where a store has no such thing.
+    rows: (Q, k) int64 positions inside the index; None for a store without positions.
     """
 
     ids: NDArray[Any]
@@ -94,7 +100,7 @@ def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None) -> l
         if isinstance(one, bool) or not isinstance(one, str | int):
             raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {one!r} instead.")
     if count is not None and len(plain) != count:
-        raise SearchError(f"The 'ids' parameter must hold one id a vector, {count}. Got {len(plain)} instead.")
+        raise SearchError(f"The 'ids' parameter must hold one id per vector, {count}. Got {len(plain)} instead.")
     if len(set(plain)) != len(plain):
         seen: set[Id] = set()
         twice = next(one for one in plain if one in seen or seen.add(one))  # type: ignore[func-returns-value]
@@ -107,7 +113,7 @@ def checked_labels(labels: Sequence[Label] | NDArray[Any] | None, count: int) ->
         return [None] * count
     plain = labels.tolist() if isinstance(labels, np.ndarray) else [_plain(one) for one in labels]
     if len(plain) != count:
-        raise SearchError(f"The 'labels' parameter must hold one label a vector, {count}. Got {len(plain)} instead.")
+        raise SearchError(f"The 'labels' parameter must hold one label per vector, {count}. Got {len(plain)} instead.")
     for one in plain:
         if one is not None and not isinstance(one, str | int):
             raise SearchError(f"The 'labels' parameter must hold strings or whole numbers. Got {one!r} instead.")
@@ -120,7 +126,7 @@ def checked_metadata(metadata: Sequence[Metadata] | None, count: int) -> list[Me
     plain = list(metadata)
     if len(plain) != count:
         raise SearchError(
-            f"The 'metadata' parameter must hold one mapping a vector, {count}. Got {len(plain)} instead."
+            f"The 'metadata' parameter must hold one mapping per vector, {count}. Got {len(plain)} instead."
         )
     for one in plain:
         if one is not None and not isinstance(one, Mapping):
@@ -128,8 +134,13 @@ def checked_metadata(metadata: Sequence[Metadata] | None, count: int) -> list[Me
     return plain
 
 
+def checked_columns(ids: Any, labels: Any, metadata: Any, count: int) -> Columns:
+    """Ids, labels and metadata of `count` vectors, each checked."""
+    return checked_ids(ids, count), checked_labels(labels, count), checked_metadata(metadata, count)
+
+
 def wanted_values(wanted: Any) -> list[Any]:
-    """The values that one key of a filter lets through: a value, or a list of them."""
+    """The values that one key of a filter accepts: a value, or a list of them."""
     return list(wanted) if isinstance(wanted, list | tuple | set | frozenset | np.ndarray) else [wanted]
 
 
@@ -146,11 +157,8 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-Learners: TypeAlias = int | Sequence[int] | None
-
-
 def spans(groups: Sequence[int]) -> list[slice]:
-    """Where each learner's part lies in the whole vector."""
+    """The columns of each learner in the whole vector."""
     ends = list(accumulate(groups))
     return [slice(end - size, end) for end, size in zip(ends, groups, strict=True)]
 
@@ -193,3 +201,138 @@ def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learner
         part = spans(groups)[learner]
         kept[:, part] = whole[:, part]
     return kept
+
+
+class Store(ABC):
+    """A collection of test-time vectors, whose dot product is the similarity of two images.
+
+    `about` holds what is known about the collection, such as the model that computed the vectors.
+    """
+
+    about: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def groups(self) -> tuple[int, ...]:
+        """The learners' sizes."""
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.groups)
+
+    @property
+    @abstractmethod
+    def ids(self) -> list[Id]: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def known(self, ids: Sequence[Id]) -> list[Id]:
+        """Those of the given ids that are in the collection."""
+
+    @abstractmethod
+    def entries(self, ids: Sequence[Id]) -> list[Entry]:
+        """Label and metadata of each id; an unknown id is an error."""
+
+    @abstractmethod
+    def vectors(self, ids: Sequence[Id]) -> Floats:
+        """The stored vectors (n, d) of the given ids."""
+
+    def add(
+        self,
+        vectors: ArrayLike,
+        ids: Sequence[Id] | NDArray[Any],
+        labels: Sequence[Label] | NDArray[Any] | None = None,
+        metadata: Sequence[Metadata] | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Add rows. An id that is already there is an error, or with `replace` gets the new vector. All or nothing."""
+        floats = checked_vectors(vectors, self.dimension)
+        columns = checked_columns(ids, labels, metadata, len(floats))
+        if not replace and (known := self.known(columns[0])):
+            raise SearchError(
+                f"The 'ids' parameter must hold new ids. {known[0]!r} is already there; use replace=True to replace it."
+            )
+        if len(floats):
+            self._add(floats, columns)
+
+    @abstractmethod
+    def remove(self, ids: Sequence[Id] | NDArray[Any]) -> None:
+        """Remove ids: all of them, or none if one is unknown."""
+
+    def search(
+        self,
+        queries: ArrayLike,
+        k: int = 10,
+        shortlist: int | None = None,
+        where: Where | None = None,
+        learners: Learners = None,
+        exact: bool = False,
+    ) -> Found:
+        """The k best of each query, or as many as there are.
+
+        Args:
+            queries: (Q, d), or (d,) for one, whose result then has no leading dimension.
+            shortlist: funnel search: the first learner selects this many candidates, the whole vector ranks them.
+            where: search only among these: a mapping of `label` (compared as text) and metadata keys to a value or a
+                list of values, a mask over the rows, or a function of an `Entry`. k results come back if k images pass.
+            learners: compare the first m learners only (an int), or those listed by number from 1. Always exact. For
+                an int, queries may also be the shorter vectors of those learners.
+            exact: compare with all vectors, whatever the kind of index.
+        """
+        k = checked_count(k, "k")
+        shortlist = checked_shortlist(shortlist, k)
+        chosen = chosen_learners(learners, len(self.groups))
+        wanted = checked_queries(queries, self.groups, learners, None if learners is None else self._lengths())
+        found = self._search(wanted, k, shortlist, where, chosen, exact)
+        if np.ndim(queries) != 1:
+            return found
+        return Found(found.ids[0], found.scores[0], None if found.rows is None else found.rows[0])
+
+    def close(self) -> None:  # noqa: B027 - most stores hold nothing that must be released
+        """Release what the store holds outside this process."""
+
+    @abstractmethod
+    def _lengths(self) -> Floats:
+        """The length of each learner's part, the same in every test-time vector; (M,)."""
+
+    @abstractmethod
+    def _add(self, vectors: Floats, columns: Columns) -> None:
+        """Add checked rows; an id that is already there gets the new vector."""
+
+    @abstractmethod
+    def _search(
+        self,
+        queries: Floats,
+        k: int,
+        shortlist: int | None,
+        where: Where | None,
+        learners: tuple[int, ...],
+        exact: bool,
+    ) -> Found:
+        """As `search`, with checked parameters: queries (Q, d), zero outside the learners (numbered from 0)."""
+
+
+def is_store_uri(text: str) -> bool:
+    """Whether a text names an external engine (`milvus:shop.db`) rather than a folder."""
+    return text.split(":", 1)[0] in SCHEMES and ":" in text
+
+
+def open_store(uri: str | Path, groups: Sequence[int] | None = None, about: Mapping[str, Any] | None = None) -> Store:
+    """Open what a URI names.
+
+    `milvus:shop.db` is a local file (Milvus Lite), `milvus:http://host:19530` a server or a cluster; `#name` chooses
+    the collection (default `bier`) and `?index=DISKANN` the index type of a new one. Anything else is the folder of a
+    saved index. A Milvus collection that is missing is created if `groups` are given, and stores `about`.
+    """
+    text = str(uri)
+    if is_store_uri(text):
+        from bier.search.milvus import MilvusStore
+
+        return MilvusStore(text, groups, about)
+    if "://" in text:
+        raise SearchError(f"A store must be an index folder or start with one of {SCHEMES}. Got {text!r} instead.")
+    from bier.search.index import Index
+
+    return Index.load(Path(text))

