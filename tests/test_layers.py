@@ -14,6 +14,7 @@ LAYERS = [
     {"config", "method", "images"},
     {"data", "models", "search"},
     {"evaluate"},
+    {"collection"},
     {"training"},
     {"paper", "web"},
     {"cli"},

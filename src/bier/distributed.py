@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -32,14 +33,18 @@ def _running() -> bool:
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
-    """Join the other processes if torchrun started this one; leave them at the end, also after an error."""
+def process_group(backend: str | None = None, timeout: timedelta | None = None) -> Iterator[None]:
+    """Join the other processes if torchrun started this one; leave them at the end, also after an error.
+
+    backend, timeout: as `init_process_group` has them; by default gloo (and NCCL on GPUs) with torch's own timeout.
+    """
     if "RANK" not in os.environ or _running():
         yield
         return
     if (here := device()).type == "cuda":
         torch.cuda.set_device(here)  # what torch places on "cuda" without a number belongs on the GPU of this process
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    default = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend or default, timeout=timeout)
     try:
         yield
     finally:

@@ -3,10 +3,12 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -16,13 +18,12 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from bier.errors import SearchError
 from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.models import embedding_file
 from bier.models.backbones import build_backbone
-from bier.models.embedding_file import EmbeddingFile
 from bier.models.model import Model, load
-from bier.search import read_embeddings
+from bier.search import Index, embeddings, read_embeddings
 
 Cli = Callable[..., tuple[int, str, str]]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -77,31 +78,139 @@ def test_a_table_with_boxes_and_a_broken_file(cli: Cli, place: Path) -> None:
     assert json.loads((place / "t.json").read_text())["labels"] == [row[1] for row in rows]
 
 
-def test_an_interrupted_pass_goes_on_and_ranks_share(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding_file, "SHARD", 5)
-    model = load(place / "run")
-    source = ImageDataset(sorted((place / "photos").rglob("*.png")), 48)
+@pytest.fixture
+def interrupted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`bier embed`, with shards of five images and Ctrl-C after the first two of them."""
 
-    def again(about: str = "first") -> EmbeddingFile:
-        return EmbeddingFile(model, source, place / "r.safetensors", {"about": about})
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(embeddings, "SHARD", 5)
+        whole, calls = Model.embed_raw, iter(range(99))
 
-    first = again()
-    assert first.begin() == 0
-    seen: list[tuple[int, int]] = []
-    first.fill(rank=1, world=2, progress=lambda *counts: seen.append(counts))
-    assert seen[-1] == (5, 5)  # the second of the shards 5, 5, 2
-    assert again().begin() == 5
-    assert again("other").begin() == 0  # other images or another model: nothing of the old is used
-    assert again().begin() == 0
-    for rank in (0, 1):
-        again().fill(rank, 2)
-    monkeypatch.setattr(model, "embed_raw", lambda *_: pytest.fail("everything was there already"))
-    again().fill()
-    again().finish()
-    np.testing.assert_allclose(
-        load_file(place / "r.safetensors")["raw"], load(place / "run").embed_raw(source), atol=1e-4
-    )
+        def embed_raw(self: Model, *arguments: Any) -> Any:
+            if next(calls) == 2:
+                raise KeyboardInterrupt
+            return whole(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Model, "embed_raw", embed_raw)
+            return cli("embed", *arguments)
+
+    return run
+
+
+def test_an_interrupted_pass_goes_on(cli: Cli, interrupted: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (place / "run", place / "photos", "--out", place / "r.safetensors", "--json")
+    assert interrupted(*arguments)[0] == 130
+    whole, encoded = Model.embed_raw, []
+
+    def embed_raw(self: Model, images: ImageDataset, *arguments: Any) -> Any:
+        encoded.extend(images.kept.tolist())
+        return whole(self, images, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "embed_raw", embed_raw)
+        code, output, errors = cli("embed", *arguments)
+    assert code == 0, errors
+    assert (json.loads(output)["resumed"], encoded) == (10, [10, 11])
+    found = read_embeddings(place / "r.safetensors", raw=True)
+    expected = load(place / "run").embed_raw([place / "photos" / str(path) for path in found.paths])
+    np.testing.assert_allclose(found.raw, expected, atol=1e-4)
     assert not (place / "r.parts").exists()
+
+
+def write_table(file: Path, width: int, **labels: str) -> None:
+    rows = [(f"photos/class {n % 3}/{n}.png", labels.get("label", "x"), 0, 0, width, 30) for n in range(12)]
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows([("path", "label", "x1", "y1", "x2", "y2"), *rows])
+
+
+@pytest.mark.parametrize("change", ["boxes", "labels", "model", "image"])
+def test_what_has_changed_is_encoded_again(
+    cli: Cli, interrupted: Cli, place: Path, tmp_path: Path, change: str
+) -> None:
+    for folder in ("run", "photos"):
+        shutil.copytree(place / folder, tmp_path / folder)
+    arguments = (tmp_path / "run", tmp_path / "table.csv", "--out", tmp_path / "t.safetensors", "--json")
+    write_table(tmp_path / "table.csv", width=20)
+    assert interrupted(*arguments)[0] == 130
+    assert len(list((tmp_path / "t.parts").glob("shard-*"))) == 2
+    if change == "boxes":
+        write_table(tmp_path / "table.csv", width=50)
+    elif change == "labels":
+        write_table(tmp_path / "table.csv", width=20, label="y")
+    elif change == "model":
+        torch.manual_seed(9)
+        Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16))).save(tmp_path / "run" / "model")
+    else:
+        Image.new("RGB", (60, 40), "red").save(tmp_path / "photos" / "class 0" / "0.png")
+    code, output, errors = cli("embed", *arguments)
+    assert code == 0, errors
+    assert json.loads(output)["resumed"] == 0
+    found = read_embeddings(tmp_path / "t.safetensors")
+    boxes = [(0, 0, 50 if change == "boxes" else 20, 30)] * 12
+    files = [tmp_path / str(path) for path in found.paths]
+    np.testing.assert_allclose(found.vectors, load(tmp_path / "run").encode(ImageDataset(files, 48, boxes)), atol=1e-5)
+    assert set(found.labels or ()) == {"y" if change == "labels" else "x"}
+
+
+def test_processes_share_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embeddings, "SHARD", 5)
+    vectors, raw = np.random.default_rng(0).normal(size=(2, 12, 6)).astype(np.float32)
+
+    def writer(fingerprint: str = "first") -> embeddings.EmbeddingsWriter:
+        return embeddings.EmbeddingsWriter(tmp_path / "r.safetensors", 12, fingerprint)
+
+    assert writer().begin() == 0
+    assert [list(rows) for _, rows, _ in writer().share(1, 2)] == [[5, 6, 7, 8, 9]]
+    for rank in (1, 0):
+        for number, rows, done in writer().share(rank, 2):
+            assert not done
+            writer().write(number, vectors[rows], raw[rows])
+        assert writer().begin() == (12 if rank == 0 else 5)
+    about = {"paths": [f"{n}.jpg" for n in range(12)], "groups": [2, 4], "weighting": "sqrt"}
+    writer().finish(about)
+    found = read_embeddings(tmp_path / "r.safetensors", raw=True)
+    np.testing.assert_array_equal(found.vectors, vectors)
+    np.testing.assert_array_equal(found.raw, raw)
+    assert (found.weighting, found.groups) == ("sqrt", (2, 4))
+    writer().begin()
+    with pytest.raises(SearchError, match="must all be there"):
+        writer().finish(about)
+
+
+def test_texts_of_a_table_stay_as_they_are(cli: Cli, place: Path, tmp_path: Path) -> None:
+    """A reader that guesses types makes 7 of the label 007, and 1 of the path 0001."""
+    for name in ("0001", "0002"):
+        shutil.copy(place / "photos" / "class 0" / "0.png", tmp_path / name)
+    (tmp_path / "table.csv").write_text("path,label\n0001,007\n0002,1e3\n")
+    code, _, errors = cli("embed", place / "run", tmp_path / "table.csv", "--out", tmp_path / "t.safetensors")
+    assert code == 0, errors
+    found = read_embeddings(tmp_path / "t.safetensors")
+    assert (found.paths, found.labels) == (["0001", "0002"], ["007", "1e3"])
+
+
+def test_every_image_that_training_takes(cli: Cli, place: Path, tmp_path: Path) -> None:
+    """The endings of training, and the first folder as the class; through `embed` and `index`."""
+    picture = Image.open(place / "photos" / "class 0" / "0.png")
+    for name in ("mugs/blue/1.avif", "mugs/2.JFIF", "cups/3.jpg", "4.png"):
+        (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        picture.save(tmp_path / "all" / name, "JPEG" if name.endswith("JFIF") else None)
+    (tmp_path / "elsewhere").mkdir()
+    picture.save(tmp_path / "elsewhere" / "5.png")
+    (tmp_path / "all" / "cups" / "linked").symlink_to(tmp_path / "elsewhere")
+    expected = {
+        "mugs/blue/1.avif": "mugs",
+        "mugs/2.JFIF": "mugs",
+        "cups/3.jpg": "cups",
+        "cups/linked/5.png": "cups",
+        "4.png": None,
+    }
+    assert cli("embed", place / "run", tmp_path / "all", "--out", tmp_path / "a.safetensors")[0] == 0
+    found = read_embeddings(tmp_path / "a.safetensors")
+    assert dict(zip(found.paths, found.labels or (), strict=True)) == expected
+    assert cli("index", place / "run", tmp_path / "all", "--out", tmp_path / "index")[0] == 0
+    index = Index.load(tmp_path / "index")
+    assert {entry.id: entry.label for entry in index.entries(index.ids)} == expected
 
 
 def test_torchrun(place: Path) -> None:
@@ -135,5 +244,5 @@ def test_export(cli: Cli, place: Path) -> None:
     assert json.loads(output) == {"out": str(place / "model.onnx"), "format": "onnx", "crop": 48, "dimension": 24}
     pixels = np.random.default_rng(3).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8)
     session = onnxruntime.InferenceSession(place / "model.onnx", providers=["CPUExecutionProvider"])
-    exact = load(place / "run", precision="float32")  # as the export, whatever this machine's own precision is
-    np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], exact.encode(pixels), atol=1e-4)
+    expected = load(place / "run", precision="float32").encode(pixels)  # `auto` may compute in bfloat16
+    np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], expected, atol=1e-4)

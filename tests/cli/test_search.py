@@ -40,7 +40,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     backbone = build_backbone("conv4")
     folder = tmp_path_factory.mktemp("run")
-    Model(backbone, EmbeddingEnsemble(backbone.features, (8, 16, 24))).save(folder / "model")
+    ensemble = EmbeddingEnsemble(backbone.features, (8, 16, 24))
+    Model(backbone, ensemble, weighting="alpha").save(folder / "model")
     return folder
 
 
@@ -184,7 +185,7 @@ def test_mistakes_end_with_one_line(cli: Cli, index: Path, run_folder: Path, pho
     for arguments, message in (
         (("index", run_folder, photos), "Give either --out FOLDER or --store URI"),
         (("index", run_folder, "--out", tmp_path / "x"), "followed by a folder of images"),
-        (("index", run_folder, tmp_path / "none", "--out", tmp_path / "x"), "Images must be in a folder"),
+        (("index", run_folder, tmp_path / "none", "--out", tmp_path / "x"), "Images must be a folder, or a table"),
         (("index", run_folder, run_folder / "model", "--out", tmp_path / "x"), "must hold images"),
         (("index", photos, photos, "--out", tmp_path / "x"), "A model must be a folder with model.json"),
         (("index", tmp_path / "v.safetensors", "--out", tmp_path / "x"), "v.safetensors is missing"),

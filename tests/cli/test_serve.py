@@ -1,6 +1,7 @@
 """`bier serve`, run as a user runs it: in a process of its own, asked over HTTP, ended with Ctrl-C."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
 from bier import EmbeddingEnsemble, Index, Model
+from bier.collection import data_collection, image_collection
 from bier.config import Config
+from bier.evaluate.dataset import data_settings
 from bier.models.backbones import build_backbone
+from bier.training.setup import load_data
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -27,7 +32,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
     torch.manual_seed(0)
     backbone = build_backbone("conv4")
     folder = tmp_path_factory.mktemp("run")
-    Model(backbone, EmbeddingEnsemble(backbone.features, (8, 16)), precision="float32").save(folder / "model")
+    ensemble = EmbeddingEnsemble(backbone.features, (8, 16))
+    Model(backbone, ensemble, weighting="sqrt", precision="float32").save(folder / "model")
     (folder / "config.toml").write_text(
         Config().with_settings({"data.name": "folder", "data.root": str(pictures)}).to_toml()
     )
@@ -73,6 +79,66 @@ def test_a_run_shows_the_test_images_of_its_data_set(run: Path, pictures: Path) 
     assert (kept / "manifest.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("settings", [{"seed": 1}, {"data.seed": 3}, {"data.test_share": 0.25}])
+def test_the_data_is_divided_as_training_divides_it(
+    run: Path, pictures: Path, tmp_path: Path, settings: dict[str, Any], cli: Cli
+) -> None:
+    shutil.copytree(run / "model", tmp_path / "model")
+    config = Config().with_settings({"data.name": "folder", "data.root": str(pictures), **settings})
+    (tmp_path / "config.toml").write_text(config.to_toml())
+    test = load_data(config)["test"]
+    shown = data_collection(tmp_path, config.data)
+    labels = [str(entry.label) for entry in shown.store.entries(shown.store.ids)]
+    assert labels == [test.classes[label] for label in test.labels]
+    code, out, err = cli("evaluate", tmp_path, "--no-report", "--json")
+    assert code == 0, err
+    recall = json.loads(out)["recall"]
+    assert shown.recall is not None
+    assert shown.recall["queries"] == len(test)
+    for found, name in zip(shown.recall["prefixes"], ("learner-1", "ensemble"), strict=True):
+        assert found == {k: round(recall[name][k], 3) for k in ("1", "2", "4", "8")}
+
+
+def test_changed_images_are_encoded_again(run: Path, pictures: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "model", tmp_path / "model")
+    shutil.copytree(pictures, tmp_path / "photos")
+    first = image_collection(tmp_path, tmp_path / "photos").store
+    before = first.vectors(["class 0/0.png", "class 0/1.png"])
+    shutil.copy(pictures / "class 5" / "5.png", tmp_path / "photos" / "class 0" / "0.png")
+    after = image_collection(tmp_path, tmp_path / "photos").store.vectors(["class 0/0.png", "class 0/1.png"])
+    assert np.abs(after - before).max(axis=1)[0] > 1e-3
+    np.testing.assert_allclose(after[1], before[1], atol=1e-5)
+
+
+def test_query_and_gallery_are_measured_by_their_protocol(run: Path, pictures: Path, tmp_path: Path, cli: Cli) -> None:
+    """The page shows the gallery; its recall is that of the queries, as in the report."""
+    shutil.copytree(run / "model", tmp_path / "model")
+    lines = ["path,label,split,is_query,is_gallery"]
+    for number in range(64):
+        kind, image = divmod(number, 8)
+        role = "train,," if kind < 4 else f"test,{image < 3},{image >= 3}"
+        lines.append(f"class {kind}/{image}.png,kind {kind},{role}")
+    shutil.copytree(pictures, tmp_path / "data")
+    (tmp_path / "data" / "table.csv").write_text("\n".join(lines) + "\n")
+    settings = {"data.name": "table", "data.root": str(tmp_path / "data" / "table.csv")}
+    (tmp_path / "config.toml").write_text(Config().with_settings(settings).to_toml())
+    shown = data_collection(tmp_path, Config().with_settings(settings).data)
+    assert (len(shown.store), shown.recall and shown.recall["queries"]) == (20, 12)
+    code, out, err = cli("evaluate", tmp_path, "--no-report", "--json")
+    assert code == 0, err
+    assert shown.recall is not None
+    assert shown.recall["prefixes"][1]["1"] == round(json.loads(out)["recall"]["ensemble"]["1"], 3)
+
+
+def test_other_data_is_shown_whole(run: Path, pictures: Path) -> None:
+    settings, own = data_settings(run, "folder", pictures)
+    assert own  # the folder that it was trained on, named again
+    other, own = data_settings(run / "model", "folder", pictures)
+    assert not own
+    assert len(data_collection(run, other, own).store) == 64
+    assert len(data_collection(run, settings).store) == 32
+
+
 def test_a_folder_of_images_with_a_broken_one(run: Path, pictures: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for name in ("0.png", "1.png"):
@@ -93,16 +159,16 @@ def test_an_index(run: Path, pictures: Path, tmp_path: Path, cli: Cli) -> None:
     with served(run, "--index", tmp_path / "index") as (said, _):
         assert said["images"] == 64
         assert httpx.get(f"{said['url']}/api/image/class 1/0.png").status_code == 200
-        assert httpx.get(f"{said['url']}/api/status", headers={"host": "evil.example"}).status_code == 421
+        assert httpx.get(f"{said['url']}/api/status", headers={"host": "evil.example"}).status_code == 400
 
 
 def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Path, cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for arguments, message in (
-            ((run, "--images", tmp_path, "--index", tmp_path), "Name one collection"),
+            ((run, "--images", tmp_path, "--index", tmp_path), "at most one collection"),
             ((run / "model",), "say what to show with --data, --images or --index"),
             ((tmp_path, "--images", tmp_path), "must be a folder with model"),
-            ((run, "--images", tmp_path / "none"), "Images must be in a folder"),
+            ((run, "--images", tmp_path / "none"), "Images must be a folder, or a table"),
             ((run, "--data", "features", "--root", features_file), "no pictures"),
             ((run, "--port", taken.getsockname()[1]), "Choose another with --host or --port"),
         ):

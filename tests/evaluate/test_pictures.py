@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from bier.evaluate.ensemble import evaluate_ensemble
-from bier.evaluate.pictures import RIGHT, SCALE, WRONG, Cell, Picture, choose_pictures, draw_picture
 from bier.evaluate.recall import nearest
+from bier.evaluate.report.pictures import RIGHT, SCALE, WRONG, Cell, Picture, choose_pictures, draw_picture
 
 GROUPS = (4, 6, 10)
 
@@ -69,7 +69,7 @@ def test_failed_cases_are_wrong_and_the_surest_first(chosen):
     failed = np.flatnonzero(result.ranks["ensemble"] > 0)
     z = embeddings()[0]
     parts = [p / np.linalg.norm(p, axis=1, keepdims=True) for p in np.split(z, [4, 10], axis=1)]
-    weights = np.array([1, 2, 3]) / np.sqrt(14)
+    weights = np.sqrt(np.array([1, 2, 3]) / 6)  # square roots of alpha, the default
     best = nearest(np.concatenate([w * p for w, p in zip(weights, parts, strict=True)], axis=1), failed, 1).scores
     assert scores[0] == pytest.approx(best.max(), abs=1e-6)
 

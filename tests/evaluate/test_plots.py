@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bier.evaluate import figures
 from bier.evaluate.correlation import Distribution
-from bier.evaluate.figures import (
+from bier.evaluate.report import figures
+from bier.evaluate.report.figures import (
     feature_heat_map,
     learner_heat_map,
     recall_curve,

@@ -52,7 +52,13 @@ def report(tmp_path_factory):
     metrics = [{"step": s, "loss": 1 / (s + 1), "validation_recall": 10.0 + s} for s in range(5)]
     baseline = evaluated([20])
     page = write_report(
-        folder, evaluated(), metrics=metrics, images=picture, title="<Glyphs> & more", comparison={"baseline": baseline}
+        folder,
+        evaluated(),
+        measured="folder <i>, test part: 120 images of 20 classes",
+        metrics=metrics,
+        images=picture,
+        title="<Glyphs> & more",
+        comparison={"<b>baseline": baseline},
     )
     return page, page.read_text(encoding="utf-8")
 
@@ -76,6 +82,10 @@ def test_it_needs_no_network_and_escapes_what_it_is_given(report):
     _, text = report
     assert not re.search(r"https?:|//|@import|<script", text)
     assert "<h1>&lt;Glyphs&gt; &amp; more</h1>" in text
+    assert "Measured on folder &lt;i&gt;, test part: 120 images of 20 classes." in text
+    assert "against &lt;b&gt;baseline" in text
+    assert '<th scope="row">&lt;b&gt;baseline</th>' in text
+    assert not re.search("<[bi]>", text)
 
 
 def test_the_table_holds_every_recall(report):

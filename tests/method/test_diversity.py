@@ -1,4 +1,4 @@
-"""Lines 11 to 16, 18 and 19 neuron by neuron, and the adversarial game the right way round."""
+"""Eq. (11) to (16) and (19) of docs/method.md neuron by neuron, and the direction of the adversarial gradients."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ def row_term(rows: Tensor, reduction: Reduction) -> float:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_lines_11_to_13_neuron_by_neuron(reduction: Reduction) -> None:
+def test_eqs_11_to_13_neuron_by_neuron(reduction: Reduction) -> None:
     ensemble, features = setting()
     parts = ActivationLoss(GROUPS, lambda_w=3.0, reduction=reduction, scale_features=False).parts(ensemble, features)
     similarity = 0.0
@@ -62,7 +62,7 @@ def test_suppression_by_hand() -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_lines_14_to_16_neuron_by_neuron(reduction: Reduction) -> None:
+def test_eqs_14_to_16_neuron_by_neuron(reduction: Reduction) -> None:
     ensemble, features = setting()
     loss = adversary(reduction, lambda_w=3.0)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_lines_14_to_16_neuron_by_neuron(reduction: Reduction) -> None:
     assert parts.total.item() == pytest.approx(-similarity + 3 * weight, rel=1e-10)
 
 
-def test_line_19() -> None:
+def test_eq_19() -> None:
     rows = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.1]])
     assert equations.row_norm_deviation(rows).item() == pytest.approx(0.21, abs=1e-6)
 

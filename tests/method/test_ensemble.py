@@ -1,4 +1,4 @@
-"""The embedding layer: raw embeddings, learners, and the test-time vector (line 10)."""
+"""The embedding layer: raw embeddings, learners, and the test-time vector (Eq. (10))."""
 
 import math
 
@@ -21,7 +21,7 @@ def raw(count: int = 6, seed: int = 0, groups: tuple[int, ...] = GROUPS) -> Tens
 
 
 def naive_vector(row: list[float], groups: tuple[int, ...], weighting: str) -> list[float]:
-    """Line 10 for one image, dimension by dimension."""
+    """Eq. (10) for one image, dimension by dimension."""
     M = len(groups)
     vector, start = [], 0
     for m, size in enumerate(groups, start=1):

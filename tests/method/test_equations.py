@@ -1,4 +1,4 @@
-"""Lines 1 to 10 against naive loops, on embeddings placed by hand at known angles and on random ones."""
+"""Eq. (1) to (10) of docs/method.md against naive loops, on embeddings at known angles and on random ones."""
 
 import math
 
@@ -29,14 +29,14 @@ def cosine_similarity(f: Tensor, g: Tensor) -> Tensor:
     return equations.unit_rows(f) @ equations.unit_rows(g).T
 
 
-def test_line_1_by_angle() -> None:
+def test_eq_1_by_angle() -> None:
     s = cosine_similarity(at_angles(), at_angles(length=0.5))
     for i, a in enumerate(ANGLES):
         for j, b in enumerate(ANGLES):
             assert s[i, j].item() == pytest.approx(math.cos(math.radians(a - b)), abs=1e-12)
 
 
-def test_line_1_by_loops() -> None:
+def test_eq_1_by_loops() -> None:
     f, g = torch.randn(5, 7, dtype=torch.float64), torch.randn(4, 7, dtype=torch.float64)
     s = cosine_similarity(f, g)
     for i in range(5):
@@ -64,7 +64,7 @@ def test_unit_rows_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("s", [-1.0, -0.3, 0.0, 0.5, 0.51, 1.0, *random_scores(20).tolist()])
-def test_lines_2_and_3_by_formula(s: float) -> None:
+def test_eqs_2_and_3_by_formula(s: float) -> None:
     score = torch.tensor([s, s], dtype=torch.float64)
     same = torch.tensor([True, False])
     for y, deviance, contrastive in zip(
@@ -76,7 +76,7 @@ def test_lines_2_and_3_by_formula(s: float) -> None:
         assert contrastive.item() == pytest.approx((1 - y) * max(0, s - 0.5) + y * (s - 1) ** 2, abs=1e-12)
 
 
-def test_line_4_by_formula() -> None:
+def test_eq_4_by_formula() -> None:
     positive, negative = random_scores(seed=1), random_scores(seed=2)
     values = Triplet()(positive, negative)
     for value, p, n in zip(values.tolist(), positive.tolist(), negative.tolist(), strict=True):
@@ -122,7 +122,7 @@ def test_loss_parameters_must_be_finite(make: type) -> None:
 
 
 @given(st.integers(1, 60))
-def test_line_5_alphas(learners: int) -> None:
+def test_eq_5_alphas(learners: int) -> None:
     eta, alpha = equations.boosting_rates(learners)
     assert len(eta) == len(alpha) == learners
     assert sum(alpha) == pytest.approx(1, abs=1e-12)
@@ -137,12 +137,12 @@ def test_line_5_alphas(learners: int) -> None:
 
 
 @pytest.mark.parametrize("learners", [0, -1, 2.0, "3", True, None])
-def test_line_5_refuses_a_bad_number_of_learners(learners: object) -> None:
+def test_eq_5_refuses_a_bad_number_of_learners(learners: object) -> None:
     with pytest.raises(ConfigError, match=r"at least 1"):
         equations.boosting_rates(learners)  # type: ignore[arg-type]
 
 
-def test_lines_5_and_6_agree_and_match_loops() -> None:
+def test_eqs_5_and_6_agree_and_match_loops() -> None:
     scores = torch.stack([random_scores(9, seed) for seed in range(4)])  # (M, P)
     eta, alpha = equations.boosting_rates(4)
     running = torch.zeros(9, dtype=torch.float64)
@@ -169,20 +169,20 @@ PAPER = {
 
 
 @pytest.mark.parametrize(("dimensions", "listed"), [(d, listed) for d, lists in PAPER.items() for listed in lists])
-def test_line_9_is_the_papers_list(dimensions: int, listed: str) -> None:
+def test_eq_9_is_the_papers_list(dimensions: int, listed: str) -> None:
     sizes = tuple(map(int, listed.split("-")))
     assert equations.group_sizes(dimensions, len(sizes)) == sizes
     assert sum(sizes) == dimensions
 
 
-def test_line_9_does_not_follow_the_paper_where_it_adds_up_to_something_else() -> None:
+def test_eq_9_does_not_follow_the_paper_where_it_adds_up_to_something_else() -> None:
     assert sum((52, 102, 152, 204)) == 510
     assert equations.group_sizes(512, 4) == (51, 102, 154, 205)
 
 
 @example((4, 512))
 @given(st.integers(1, 40).flatmap(lambda m: st.tuples(st.just(m), st.integers(m, 3000))))
-def test_line_9_sums_exactly_and_grows(request: tuple[int, int]) -> None:
+def test_eq_9_sums_exactly_and_grows(request: tuple[int, int]) -> None:
     groups, dimensions = request
     sizes = equations.group_sizes(dimensions, groups)
     _, alpha = equations.boosting_rates(groups)
@@ -194,14 +194,14 @@ def test_line_9_sums_exactly_and_grows(request: tuple[int, int]) -> None:
         assert all(abs(size - dimensions * a) < 1 for size, a in zip(sizes, alpha, strict=True))
 
 
-def test_line_9_known_cases() -> None:
+def test_eq_9_known_cases() -> None:
     assert equations.group_sizes(7, 1) == (7,)
     assert equations.group_sizes(3, 3) == (1, 1, 1)
     assert equations.group_sizes(60, 3) == (10, 20, 30)
     assert equations.group_sizes(64, 2) == (21, 43)
 
 
-def test_line_9_refuses_the_impossible() -> None:
+def test_eq_9_refuses_the_impossible() -> None:
     with pytest.raises(ConfigError, match=r"3 dimensions cannot be cut into 4 groups"):
         equations.group_sizes(3, 4)
     with pytest.raises(ConfigError, match=r"0 dimensions cannot be cut"):

@@ -1,4 +1,4 @@
-"""Line 17: solving for W on features computed once."""
+"""Eq. (17): solving for W on features computed once."""
 
 import warnings
 

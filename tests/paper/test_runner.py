@@ -189,8 +189,10 @@ def test_a_peer_s_own_weights_are_trained() -> None:
     loss = peer("ProxyNCALoss")(8, 3)
     assert [tuple(weight.shape) for weight in loss.parameters()] == [(3, 8)]
     z = torch.randn(6, 8, requires_grad=True)
-    parts = loss.parts(z, torch.tensor([0, 0, 1, 1, 2, 2]))
-    parts.total.backward()
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    parts = loss.parts(z, labels)  # type: ignore[operator]
+    loss(z, labels).backward()
+    assert torch.equal(loss(z, labels), parts.total)
     assert parts.learners.tolist() == [parts.total.item()]
     assert parts.positive_weights.tolist() == parts.negative_weights.tolist() == [1.0]
     assert next(loss.parameters()).grad is not None

@@ -109,7 +109,7 @@ def test_ctrl_c_saves_for_all_and_a_death_ends_all(features_file: Path, tmp_path
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: torchrun and both processes get it
     _, said = first.communicate(timeout=120)
     assert first.returncode != 0
-    assert f"Go on with: bier train --resume {run}" in said
+    assert f"-m torch.distributed.run --nproc-per-node 2 -m bier train --resume {run}" in said
     (saved,) = complete(run / "checkpoints")
     assert step_of(saved) == read_metrics(run)[-1]["step"] >= 3
 

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from bier import EmbeddingEnsemble, Index, Model
+from bier.collection import Collection, recall_of
 from bier.images import open_image
 from bier.models.backbones import build_backbone
 from bier.web.app import create_app
 from bier.web.guard import Limits
-from bier.web.quality import measure
-from bier.web.service import Collection
 
 GROUPS = (8, 16, 24)
 Serve = Callable[..., str]
@@ -37,7 +36,7 @@ def pixels() -> NDArray[np.uint8]:
 def model() -> Model:
     torch.manual_seed(0)
     backbone = build_backbone("conv4")
-    return Model(backbone, EmbeddingEnsemble(backbone.features, GROUPS), precision="float32")
+    return Model(backbone, EmbeddingEnsemble(backbone.features, GROUPS), weighting="sqrt", precision="float32")
 
 
 @pytest.fixture(scope="session")
@@ -49,12 +48,11 @@ def index(pixels: NDArray[np.uint8], model: Model) -> Index:
 @pytest.fixture(scope="session")
 def collection(index: Index, model: Model, pixels: NDArray[np.uint8]) -> Collection:
     row_of = {one: row for row, one in enumerate(index.ids)}
-    quality = measure(index, index.ids, [entry.label for entry in index.entries(index.ids)])
 
     def picture(one: str | int) -> Image.Image:
         return open_image(pixels[row_of[one]])
 
-    return Collection(index, model, picture, "patterns", quality)
+    return Collection(index, model, picture, "patterns", recall_of(index, model.weighting))
 
 
 @pytest.fixture(scope="session")

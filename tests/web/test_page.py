@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from bier import Index, Model
+from bier.collection import Collection
 from bier.web.guard import Limits
-from bier.web.service import Collection
 
 pytestmark = pytest.mark.browser
 
@@ -140,8 +140,8 @@ def test_the_slider_cuts_the_ensemble(page: Any, collection: Collection, index: 
     page.keyboard.press("ArrowLeft")
     until(page, "document.querySelector('.row.ensemble h2').textContent.includes('its first learner')")
     assert "8 numbers" in page.inner_text("#cut-size")
-    assert collection.quality is not None
-    recall = collection.quality["prefixes"][0]["1"]
+    assert collection.recall is not None
+    recall = collection.recall["prefixes"][0]["1"]
     assert f"{recall:.1f} %" in page.inner_text("#cut-recall")
     found = index.search(index.vectors([chosen])[0], 11, learners=1).ids.tolist()
     assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:10]

@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(train.train)
-app.command(help=evaluate.HELP)(evaluate.evaluate)
+app.command()(evaluate.evaluate)
 app.command()(embed.embed)
 app.command()(index.index)
 app.command()(search.search)
@@ -31,7 +31,7 @@ app.command()(serve.serve)
 app.command()(settings.settings)
 app.command()(export.export)
 app.add_typer(data.app, name="data")
-paper.register(app)
+app.add_typer(paper.app, name="paper")
 
 
 def main() -> NoReturn:

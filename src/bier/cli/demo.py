@@ -17,12 +17,14 @@ from bier.cli.terminal import (
     program_beside,
     progress_bar,
     say,
+    step,
     table_of_numbers,
 )
 from bier.cli.train import Watcher
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.progress import Progress
 
     from bier.config import Config
     from bier.evaluate.dataset import Assessment
@@ -51,24 +53,25 @@ def demo(
     bier demo --seeds 3 --json
     """
     say(f"Training {' and '.join(METHODS)} on drawn characters: about 2 minutes each on two cores.")
+    changed = {} if steps is None else {"train.steps": steps}
+    results: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
+    first: dict[str, Assessment] = {}
+    main = out / "a-bier-0"
     with progress_bar() as bar:
         from bier.data import load as load_data
         from bier.training import resolve
 
-        bar.add_task("drawing the characters", total=None, status="")
-        glyphs = load_data("glyphs")
-    changed = {} if steps is None else {"train.steps": steps}
-    results: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
-    first: dict[str, Assessment] = {}
-    for seed in range(seeds):
-        for method in METHODS:
-            run = out / f"{method}-{seed}"
-            seconds = _train(resolve(method, "glyphs", {"seed": seed, **changed}), run)
-            found = _assess(run, glyphs)
-            first.setdefault(method, found)
-            results[method].append({**found.to_dict(), "training_seconds": seconds})
-    main = out / "a-bier-0"
-    page = _report(main, first)
+        with step(bar, "drawing the characters"):
+            glyphs = load_data("glyphs")
+        for seed in range(seeds):
+            for method in METHODS:
+                run = out / f"{method}-{seed}"
+                seconds = _train(bar, resolve(method, "glyphs", {"seed": seed, **changed}), run)
+                found = _assess(bar, run, glyphs)
+                first.setdefault(method, found)
+                results[method].append({**found.to_dict(), "training_seconds": seconds})
+        with step(bar, "writing the report"):
+            page = _report(main, first)
     summary = {method: _summary(rows) for method, rows in results.items()}
     gain = _mean_recall(results["a-bier"]) - _mean_recall(results["baseline"])
     if json:
@@ -86,24 +89,23 @@ def demo(
 
 
 def _report(run: Path, found: "Mapping[str, Assessment]") -> Path:
-    with progress_bar() as bar:
-        from bier.evaluate.report import write_report
-        from bier.training.run_folder import read_metrics
+    from bier.evaluate.report import write_report
+    from bier.training.run_folder import read_metrics
 
-        bar.add_task("writing the report", total=None, status="")
-        return write_report(
-            run / "report",
-            found["a-bier"].result,
-            measured=str(found["a-bier"].measured),
-            metrics=read_metrics(run),
-            images=found["a-bier"].images,
-            title="A-BIER on glyphs",
-            comparison={"baseline": found["baseline"].result},
-        )
+    return write_report(
+        run / "report",
+        found["a-bier"].result,
+        measured=str(found["a-bier"].measured),
+        metrics=read_metrics(run),
+        images=found["a-bier"].images,
+        title="A-BIER on glyphs",
+        comparison={"baseline": found["baseline"].result},
+    )
 
 
-def _train(config: "Config", run: Path) -> float | None:
+def _train(bar: "Progress", config: "Config", run: Path) -> float | None:
     """Train, continue what an earlier demo left unfinished, or leave a finished run as it is."""
+    from bier.training import train
     from bier.training.run_folder import CONFIG, check_same_config
 
     exists = (run / CONFIG).is_file()
@@ -111,23 +113,20 @@ def _train(config: "Config", run: Path) -> float | None:
         check_same_config(run, config)
         say(f"{run} is already trained; remove it to train it again.")
         return None
-    with progress_bar() as bar:
-        from bier.training import train
-
-        watcher = Watcher(bar, config, label=run.name)
-        done = train(config, run, resume=exists, observer=watcher)
+    watcher = Watcher(bar, config, label=run.name)
+    done = train(config, run, resume=exists, observer=watcher)
+    watcher.close()
     if done.interrupted:
         say(f"Stopped; a checkpoint is saved. Go on with: {command(*sys.argv[1:])}")
         raise typer.Exit(130)
     return watcher.seconds
 
 
-def _assess(run: Path, dataset: Any) -> "Assessment":
+def _assess(bar: "Progress", run: Path, dataset: Any) -> "Assessment":
     from bier.evaluate.dataset import assess
     from bier.models.model import load
 
-    with progress_bar() as bar:
-        task = bar.add_task(f"measuring {run.name}", total=None, status="")
+    with step(bar, f"measuring {run.name}") as task:
         return assess(load(run), dataset, progress=lambda done, total: bar.update(task, completed=done, total=total))
 
 

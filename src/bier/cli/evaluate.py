@@ -1,6 +1,5 @@
 """`bier evaluate`."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,33 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bier.cli.terminal import Cache, Json, Root, Size, SkipBroken, console, emit, progress_bar, say, table_of_numbers
+from bier.cli.terminal import (
+    Cache,
+    Json,
+    Root,
+    Size,
+    SkipBroken,
+    console,
+    emit,
+    progress_bar,
+    say,
+    step,
+    table_of_numbers,
+)
 from bier.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from bier.config import DataConfig
-    from bier.data import Dataset
     from bier.evaluate.dataset import Assessment, Measured
     from bier.evaluate.ensemble import EnsembleResult
-
-HELP = """Measure recall, correlation and what each learner adds, and write a report to look at.
-
-A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table or
-feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs or
-models are compared in one table. Recall counts ties against the query; a query never finds itself.
-
-Examples:
-
-  bier evaluate runs/shop
-
-  bier evaluate runs/baseline runs/a-bier --json
-
-  bier evaluate runs/shop/model --data folder --root other-photos --report report
-
-  bier evaluate --embeddings vectors.safetensors
-"""
 
 Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders or model folders.")]
 EmbeddingsFile = Annotated[
@@ -53,10 +45,6 @@ Report = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("evaluate", help=HELP)(evaluate)
-
-
 def evaluate(
     runs: Runs = None,
     embeddings: EmbeddingsFile = None,
@@ -70,18 +58,35 @@ def evaluate(
     no_report: Annotated[bool, typer.Option("--no-report", help="Numbers only.")] = False,
     as_json: Json = False,
 ) -> None:
+    """Measure recall, correlation and what each learner adds, and write a report to look at.
+
+    A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table
+    or feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs
+    or models are compared in one table. Recall counts ties against the query; a query never finds itself.
+
+    [bold]Examples[/bold]
+
+    bier evaluate runs/shop
+
+    bier evaluate runs/baseline runs/a-bier --json
+
+    bier evaluate runs/shop/model --data folder --root other-photos --report report
+
+    bier evaluate --embeddings vectors.safetensors
+    """
     if bool(runs) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
     if report is not None and len(runs or []) > 1:
         raise ConfigError("--report goes with one run or model at a time.")
     if embeddings is not None:
-        from bier.data.part import ALL
-        from bier.evaluate.dataset import Measured
+        with progress_bar() as bar, step(bar, f"measuring {embeddings}"):
+            from bier.data.part import ALL
+            from bier.evaluate.dataset import Measured
 
-        result = _from_file(embeddings)
-        measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
-        if report is not None:
-            _write(report, result, measured, str(embeddings))
+            result = _from_file(embeddings)
+            measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
+            if report is not None:
+                _write(report, result, measured, str(embeddings))
         _show({str(embeddings): {**result.to_dict(), "measured": measured.to_dict()}}, as_json)
         return
     from bier.distributed import process_group, rank
@@ -107,76 +112,47 @@ def _measure(
     skip_broken: bool,
     report: Path | None,
 ) -> dict[str, Any]:
-    from bier.data.part import ALL
-    from bier.distributed import rank
-    from bier.evaluate.dataset import assess, assess_classifier
-    from bier.models.model import load
-
-    model = load(run)
-    dataset, settings, own = _dataset(run, data, root, size)
-    if part is None and not own and dataset.divided:
-        part = ALL
-    root = root or (Path(settings.root) if settings.root else None)
-    cache = cache or (Path(settings.cache) if settings.cache else None)
-    skip_broken = skip_broken or settings.skip_broken
     with progress_bar() as bar:
-        task = bar.add_task(f"embedding for {run}", total=None, status="")
+        from bier.data import load_for
+        from bier.data.part import ALL
+        from bier.distributed import rank
+        from bier.evaluate.dataset import assess, assess_classifier, data_settings
+        from bier.models.model import load
 
-        def follow(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
+        model = load(run)
+        settings, own = data_settings(run, data, root, size)
+        dataset = load_for(settings)
+        if part is None and not own and dataset.divided:
+            part = ALL
+        root = root or (Path(settings.root) if settings.root else None)
+        cache = cache or (Path(settings.cache) if settings.cache else None)
+        skip_broken = skip_broken or settings.skip_broken
+        with step(bar, f"embedding for {run}") as task:
 
-        if dataset.protocol == "accuracy":
-            return assess_classifier(run, model, dataset, part or "test", follow)
-        done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
-    done = replace(done, measured=replace(done.measured, root=str(root or "")))
-    if report is not None and rank() == 0:
-        _write(report, done.result, done.measured, str(run), run, done)
+            def follow(done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            if dataset.protocol == "accuracy":
+                return assess_classifier(run, model, dataset, part or "test", follow)
+            done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
+        done = replace(done, measured=replace(done.measured, root=str(root or "")))
+        if report is not None and rank() == 0:
+            with step(bar, "writing the report"):
+                _write(report, done.result, done.measured, str(run), run, done)
     return done.to_dict()
 
 
-def _dataset(run: Path, data: str | None, root: Path | None, size: str) -> "tuple[Dataset, DataConfig, bool]":
-    """What to measure on, how its images are read, and whether it is the data that the run was trained on."""
-    from bier import data as datasets
-    from bier.config import Config, DataConfig
-    from bier.training.setup import load_data
-
-    file = run / "config.toml"
-    config = Config.from_toml(file) if file.is_file() else None
-    if data is not None and (config is None or not _same_data(config.data, data, root)):
-        return datasets.load(data, root, size=size), DataConfig(name=data), False
-    if config is None:
-        raise ConfigError(f"{run} is a model without a run's config.toml; say what to measure it on with --data.")
-    if root is not None:
-        config = config.with_settings({"data.root": str(root)})
-    return load_data(config), config.data, True
-
-
-def _same_data(trained_on: "DataConfig", data: str, root: Path | None) -> bool:
-    """Whether --data and --root name a user's own data that the run was trained on and has divided."""
-    if trained_on.name != data or data not in ("folder", "table", "features") or root is None:
-        return False
-    return Path(trained_on.root).expanduser().resolve() == root.expanduser().resolve()
-
-
 def _from_file(path: Path) -> "EnsembleResult":
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     from bier.evaluate.ensemble import evaluate_ensemble
+    from bier.search import read_embeddings
 
-    beside = path.with_suffix(".json")
-    if not path.is_file() or not beside.is_file():
-        raise DataError(
-            f"Embeddings are a .safetensors file with a .json beside it, as `bier embed` writes. Got {path}."
-        )
-    try:
-        raw, about = load_file(path)["raw"], json.loads(beside.read_text())
-        groups, labels, weighting = about["groups"], about.get("labels"), about["weighting"]
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} and {beside} are damaged or not of `bier embed`: {error!r}.") from error
-    if not labels or any(label is None for label in labels):
-        raise DataError(f"{beside} has no label for some images, so there is nothing to measure recall by.")
-    return evaluate_ensemble(raw, groups, labels, (1, 2, 4, 8, 16, 32), weighting=weighting)
+    known = read_embeddings(path, raw=True)
+    if known.labels is None or None in known.labels:
+        raise DataError(f"{path} has no label for some images, so that recall cannot be measured.")
+    assert known.raw is not None
+    assert known.weighting is not None
+    labels = [str(label) for label in known.labels]
+    return evaluate_ensemble(known.raw, known.groups, labels, (1, 2, 4, 8, 16, 32), weighting=known.weighting)
 
 
 def _write(

@@ -1,6 +1,5 @@
 """`bier paper list`, `run` and `show`."""
 
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
-from rich.table import Column
-from rich.table import Table as Drawn
 
-from bier.cli.terminal import Json, console, emit, progress_bar, say, table_of_numbers
+from bier.cli.terminal import Json, command, console, emit, progress_bar, say, table_of_numbers
 from bier.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from bier.config import Config
     from bier.paper.budgets import Budget
     from bier.paper.experiments import Experiment
@@ -25,53 +23,23 @@ if TYPE_CHECKING:
 
 ALL = "all"
 
-HELP = """The paper's tables and figures: list them, run them, show ours beside the paper's.
-
-Examples:
-
-  bier paper list
-
-  bier paper run strength --root data --budget main --seeds 3
-
-  bier paper run all --budget smoke
-
-  bier paper show strength
-"""
-RUN_HELP = """Run experiments, or all. What is done stays done; a stopped or killed run goes on.
-
-Start the command several times to use several cores or machines: they share the work through --out.
-
-Examples:
-
-  bier paper run strength --root data --budget main
-
-  bier paper run groups cifar10 --root data --budget main --seeds 3 --json
-
-  bier paper run all --budget smoke        (draws its own data)
-
-  bier paper run auxiliary --root data --budget full --weights bvlc_googlenet.caffemodel
-"""
-SHOW_HELP = """Draw the table of an experiment (and its plot) from the result files that are there.
-
-Examples:
-
-  bier paper show strength
-
-  bier paper show lambda --budget main --json
-"""
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments of `bier paper list`, or all.")]
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where runs, results and tables go.")]
 
 
-def register(app: typer.Typer) -> None:
-    paper = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode="rich")
-    paper.command("list", help="What there is to run, and how many runs each budget needs.")(list_experiments)
-    paper.command("run", help=RUN_HELP)(run)
-    paper.command("show", help=SHOW_HELP)(show)
-    app.add_typer(paper, name="paper")
+app = typer.Typer(
+    help="The paper's tables and figures: list them, run them, show ours beside the paper's.", no_args_is_help=True
+)
 
 
+@app.command("list")
 def list_experiments(as_json: Json = False) -> None:
+    """List the experiments, and how many runs each budget needs.
+
+    [bold]Examples[/bold]
+
+    bier paper list
+    """
     from bier.paper.budgets import BUDGETS
     from bier.paper.experiments import EXPERIMENTS
     from bier.paper.results import plan
@@ -88,6 +56,9 @@ def list_experiments(as_json: Json = False) -> None:
         budgets = {name: {"about": budget.about, "seeds": budget.seeds} for name, budget in BUDGETS.items()}
         emit({"experiments": listed, "all": together, "budgets": budgets})
         return
+    from rich.table import Column
+    from rich.table import Table as Drawn
+
     table = Drawn(Column("name", no_wrap=True), "what it compares", "rows", f"runs: {', '.join(BUDGETS)}")
     for name, one in listed.items():
         table.add_row(name, str(one["title"]), str(len(one["rows"])), _runs(one["runs"]))  # type: ignore[arg-type]
@@ -101,6 +72,7 @@ def _runs(counts: dict[str, int]) -> str:
     return ", ".join(map(str, counts.values()))
 
 
+@app.command()
 def run(
     names: Names,
     root: Annotated[
@@ -125,25 +97,39 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
+    """Run experiments, or all. What is done stays done; a stopped or killed run goes on.
+
+    Start the command several times to use several cores or machines: they share the work through --out.
+
+    [bold]Examples[/bold]
+
+    bier paper run strength --root data --budget main
+
+    bier paper run groups cifar10 --root data --budget main --seeds 3 --json
+
+    bier paper run all --budget smoke        (draws its own data)
+
+    bier paper run auxiliary --root data --budget full --weights bvlc_googlenet.caffemodel
+    """
     from bier.paper.budgets import budget_of
-    from bier.paper.runner import Places
-    from bier.paper.runner import run as run_all
-    from bier.paper.tiny import draw_tiny_data
 
     chosen = budget_of(budget)
     experiments = [_only(one, row) for one in _experiments(names)]
-    if root is None:
-        if chosen.name != "smoke":
-            raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
-        root = draw_tiny_data(out / "tiny-data")
+    if root is None and chosen.name != "smoke":
+        raise ConfigError(f"The budget '{chosen.name}' needs --root, the folder that holds the data sets.")
     with progress_bar() as bar:
+        from bier.paper.runner import Places
+        from bier.paper.runner import run as run_all
+        from bier.paper.tiny import draw_tiny_data
+
+        root = root or draw_tiny_data(out / "tiny-data")
         watch = Bars(bar)
         try:
             outcome = run_all(experiments, chosen, Places(root, out, weights), watch, seeds)
         except KeyboardInterrupt:
             outcome = None
     if outcome is None or outcome.interrupted:
-        say(f"Stopped; finished runs are kept. Go on with: bier {shlex.join(sys.argv[1:])}")
+        say(f"Stopped; finished runs are kept. Go on with: {command(*sys.argv[1:])}")
         raise typer.Exit(130)
     drawn = {one.name: _draw(one, chosen, out) for one in _experiments(names)}
     if as_json:
@@ -162,6 +148,7 @@ def run(
     say(f"{len(outcome.made)} run(s) made, {len(outcome.found)} were already there.")
 
 
+@app.command()
 def show(
     names: Names,
     budget: Annotated[
@@ -177,6 +164,14 @@ def show(
     ] = None,
     as_json: Json = False,
 ) -> None:
+    """Draw the table of an experiment (and its plot) from the result files that are there.
+
+    [bold]Examples[/bold]
+
+    bier paper show strength
+
+    bier paper show lambda --budget main --json
+    """
     from bier.paper.budgets import BUDGETS, budget_of
     from bier.paper.results import Results
     from bier.paper.tables import refresh, table_of
@@ -192,7 +187,7 @@ def show(
         name = " ".join(names)
         raise ConfigError(
             f"There are no results of '{name}'{f' with the budget {budget}' if budget else ''} in {out}. "
-            f"Run it first: bier paper run {name} --root PATH --out {shlex.quote(str(out))}"
+            f"Run it first: {command('paper', 'run', *names, '--root', 'PATH', '--out', out)}"
         )
     if page is not None:
         refresh(page, [table for table, _ in drawn.values()])
@@ -255,7 +250,7 @@ def _print(table: "Table", files: Sequence[Path]) -> None:
 class Bars:
     """Draws many runs: which of how many, and the bar of the one that is running."""
 
-    def __init__(self, bar: Progress) -> None:
+    def __init__(self, bar: "Progress") -> None:
         self.bar = bar
         self.whole = bar.add_task("runs", total=None, status="")
         self.tasks: list[Any] = []

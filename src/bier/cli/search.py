@@ -1,4 +1,4 @@
-"""`bier search`: the nearest images of a picture, in words or as a picture."""
+"""`bier search`: the images nearest to a picture, as a table or as a picture."""
 
 import json as json_text
 import time
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from bier.cli.collection import id_of_file, image_path, model_of, open_collection
 from bier.cli.terminal import Json, console, emit, say
 from bier.errors import SearchError
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Query(NamedTuple):
-    """A picture to search with: its vector, where it is, and what the collection knows of it."""
+    """A picture to search with: its vector, its file, and its id and label if it is in the collection."""
 
     vector: "np.ndarray[Any, Any]"
     path: Path
@@ -27,32 +26,38 @@ class _Query(NamedTuple):
     label: "Label"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("search")(search)
-
-
 def search(
     collection: Annotated[str, typer.Argument(help="An index, a store's URI, or a run that has an index.")],
     query: Annotated[str, typer.Argument(help="An image file, or the id of an image in the collection.")],
     k: Annotated[int, typer.Option("-k", help="How many images to show.")] = 10,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="RUN", help="The model, where the collection's own has moved.")
+        Path | None,
+        typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
     ] = None,
     shortlist: Annotated[
-        int | None, typer.Option("--shortlist", metavar="N", help="Funnel: the first learner names N, all rank them.")
+        int | None,
+        typer.Option(
+            "--shortlist",
+            metavar="N",
+            help="Funnel search: the first learner selects N images, all learners rank them.",
+        ),
     ] = None,
     learners: Annotated[
         int | None, typer.Option("--learners", metavar="M", help="Compare the first M learners only.")
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option("--where", metavar="KEY=VALUE", help="Only these, like label=Heron; may be repeated."),
+        typer.Option(
+            "--where", metavar="KEY=VALUE", help="Search only among these, like label=Heron; may be repeated."
+        ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option("--label", help="The query's label, to mark right and wrong in the picture.")
+        str | None,
+        typer.Option("--label", help="The label of the query, to mark right and wrong results in the picture."),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option("--picture", metavar="FILE", help="Draw the query and its results, like row.png.")
+        Path | None,
+        typer.Option("--picture", metavar="FILE", help="Draw the query and its results to this file, like row.png."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -66,6 +71,7 @@ def search(
 
     bier search milvus:birds.db heron.jpg --shortlist 400 --json
     """
+    from bier.collection import open_collection
     from bier.search.store import checked_count
 
     k = checked_count(k, "-k")
@@ -91,6 +97,8 @@ def search(
 
 
 def _read_query(store: "Store", query: str, model: Path | None, learners: int | None, label: str | None) -> _Query:
+    from bier.collection import id_of_file, image_path, model_of
+
     file = Path(query)
     known_as = id_of_file(store, file) if file.is_file() else _as_id(store, query)
     if known_as is None and not file.is_file():
@@ -103,7 +111,7 @@ def _read_query(store: "Store", query: str, model: Path | None, learners: int | 
 
 
 def _as_id(store: "Store", query: str) -> "Id | None":
-    """The query as an id: as it is written, or as the number that it spells."""
+    """The query as an id: the text itself, or the number that it spells."""
     known = store.known([query])
     if not known and query.isdecimal():
         known = store.known([int(query)])
@@ -111,7 +119,7 @@ def _as_id(store: "Store", query: str) -> "Id | None":
 
 
 def _filter(where: list[str] | None) -> dict[str, list[Any]] | None:
-    """`label=Heron` and the like; a value that is JSON (2024, true) is taken as such, except for labels."""
+    """Filters like `label=Heron`. Values are read as JSON if they are (2024, true), except for labels."""
     chosen: dict[str, list[Any]] = {}
     for text in where or []:
         key, sign, value = text.partition("=")
@@ -129,6 +137,8 @@ def _value(text: str) -> Any:
 
 
 def _described(store: "Store", pairs: list[tuple["Id", float]]) -> list[dict[str, Any]]:
+    from bier.collection import image_path
+
     entries = store.entries([one for one, _ in pairs])
     return [
         {

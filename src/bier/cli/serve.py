@@ -1,4 +1,4 @@
-"""`bier serve`: look into a collection with a browser."""
+"""`bier serve`: search a collection in a browser."""
 
 import os
 import secrets
@@ -9,44 +9,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bier.cli.terminal import Json, Root, emit, progress_bar, say
+from bier.cli.terminal import Json, Root, emit, follow_steps, progress_bar, say
 from bier.errors import ConfigError, needs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from bier.web.service import Collection
+    from bier.collection import Collection, Progress
 
-_LAST_ANSWERS = 3  # seconds that requests under way get when the server is told to stop
-
-
-def register(app: typer.Typer) -> None:
-    app.command("serve")(serve)
+_SHUTDOWN = 3  # seconds that running requests get when the server is stopped
 
 
 def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a model.")],
     data: Annotated[
-        str | None, typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the one of the run]")
+        str | None,
+        typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the data set of the run]"),
     ] = None,
     root: Root = None,
-    images: Annotated[Path | None, typer.Option("--images", metavar="FOLDER", help="Show these images.")] = None,
-    index: Annotated[Path | None, typer.Option("--index", metavar="FOLDER", help="Show what this index has.")] = None,
-    store: Annotated[str | None, typer.Option("--store", metavar="URI", help="Show what this store has.")] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", metavar="PATH", help="Show the images of this folder or table.")
+    ] = None,
+    index: Annotated[Path | None, typer.Option("--index", metavar="FOLDER", help="Show this index.")] = None,
+    store: Annotated[str | None, typer.Option("--store", metavar="URI", help="Show this store.")] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen. 0.0.0.0 lets other machines in; there is no password.")
+        str,
+        typer.Option("--host", help="The address to listen on. 0.0.0.0 admits other machines; there is no password."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = 8000,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="Answer for this name too, as behind a proxy; repeatable."),
+        typer.Option(
+            "--allow-host", metavar="NAME", help="Accept this host name too, as behind a proxy; may be repeated."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a page that finds the nearest images to one you pick or drop, learner by learner.
+    """Show a page that finds the images nearest to one that you choose or upload, learner by learner.
 
-    The test images of the run's data set are encoded once and kept below RUN/serve, so that the next start is quick.
-    With --json, one object that says where the page is comes when it is ready. Ctrl-C stops the server.
+    By default the page shows the test images of the run's data set. They are encoded once and kept below RUN/serve, so
+    that the next start is quick. With --json, an object with the address is printed when the page is ready. Ctrl-C
+    stops the server.
 
     [bold]Examples[/bold]
 
@@ -56,30 +59,62 @@ def serve(
 
     bier serve runs/birds --store milvus:http://milvus.example:19530
     """
-    # Before numpy is imported: searches already run side by side, and OpenBLAS's own threads spin in each other's way
+    # Before numpy is imported: searches run in parallel already, and OpenBLAS's own threads would compete with them
     # (ten times slower on a busy machine).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for module in ("fastapi", "uvicorn", "python_multipart"):
-        needs(module, "serve")
-    from bier.cli.gallery import open_gallery
-
+    for package in ("fastapi", "uvicorn", "starlette", "anyio", "python_multipart"):
+        needs(package, "serve")
     listening = _listen(host, port)
     with listening:
         with progress_bar() as bar:
-            collection = open_gallery(run, data, root, images, index, store, bar)
+            collection = _collection(run, data, root, images, index, store, follow_steps(bar))
+        for note in collection.notes:
+            say(note)
         app = _application(run, collection, host, allow_host or [])
         shown = "localhost" if host in ("0.0.0.0", "::") else host
         url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
         if json:
-            emit({"url": url, "images": len(collection), "groups": list(collection.groups), "title": collection.title})
-        say(f"{len(collection):,} images at {url} (Ctrl-C stops)")
+            groups = list(collection.store.groups)
+            emit({"url": url, "images": len(collection.store), "groups": groups, "title": collection.title})
+        say(f"{len(collection.store):,} images at {url} (Ctrl-C stops)")
         if not _is_loopback(host):
-            say("Anyone who can reach this machine can search here and send pictures; there is no password.")
+            say("Anyone who can reach this machine can search and upload pictures; there is no password.")
         _run(app, listening)
 
 
+def _collection(
+    run: Path,
+    data: str | None,
+    root: Path | None,
+    images: Path | None,
+    index: Path | None,
+    store: str | None,
+    progress: "Progress",
+) -> "Collection":
+    """The collection that the options name; without any, the data set that the run was trained on, or its index."""
+    from bier.collection import data_collection, image_collection, run_folder, stored_collection
+    from bier.evaluate.dataset import data_settings
+
+    named = {"--data": data, "--images": images, "--index": index, "--store": store}
+    chosen = [name for name, value in named.items() if value is not None]
+    if len(chosen) > 1:
+        raise ConfigError(f"Give at most one collection to show. Got {' and '.join(chosen)} instead.")
+    if images is not None:
+        return image_collection(run, images, progress)
+    if store is not None or index is not None:
+        return stored_collection(run, store or str(index), progress)
+    if data is None and not (run / "config.toml").is_file():
+        if not (run / "manifest.json").is_file() and not (run_folder(run) / "index").exists():
+            raise ConfigError(
+                f"{run} is a model without a run's config.toml; say what to show with --data, --images or --index."
+            )
+        return stored_collection(run, str(run), progress)
+    settings, own = data_settings(run, data, root)
+    return data_collection(run, settings, own, progress)
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the port first: to learn that it is taken only after minutes of encoding would be a pity."""
+    """Bind the port before anything else, so that a port in use is reported before minutes of encoding."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -96,13 +131,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def _application(run: Path, collection: "Collection", host: str, allowed: list[str]) -> "FastAPI":
+    from bier.collection import run_folder
     from bier.web.app import create_app
     from bier.web.guard import LOOPBACK
 
-    collection.warm_up()
-    folder = run.parent if run.name == "model" else run
-    names = {*LOOPBACK, host, *(name.lower() for name in allowed)} if _is_loopback(host) or allowed else None
-    return create_app(collection, report=folder / "report", hosts=names, version=secrets.token_hex(4))
+    names = [*LOOPBACK, host, *allowed] if _is_loopback(host) or allowed else None
+    return create_app(collection, report=run_folder(run) / "report", hosts=names, version=secrets.token_hex(4))
 
 
 def _run(app: "FastAPI", listening: socket.socket) -> None:
@@ -113,8 +147,8 @@ def _run(app: "FastAPI", listening: socket.socket) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # or anyone could say to be someone else, and have a rate limit of one's own
-        timeout_graceful_shutdown=_LAST_ANSWERS,
+        proxy_headers=False,  # otherwise a client could give any address and evade the rate limit
+        timeout_graceful_shutdown=_SHUTDOWN,
     )
     try:
         uvicorn.Server(config).run(sockets=[listening])

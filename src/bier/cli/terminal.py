@@ -18,7 +18,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.progress import Progress, Task
+    from rich.progress import Progress, Task, TaskID
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
 NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
@@ -194,6 +194,16 @@ def progress_bar() -> Iterator["Progress"]:
 
 
 @contextmanager
+def step(bar: "Progress", what: str) -> Iterator["TaskID"]:
+    """A part of the work, shown while it lasts; its task is there to be updated."""
+    task = bar.add_task(what, total=None, status="")
+    try:
+        yield task
+    finally:
+        bar.remove_task(task)
+
+
+@contextmanager
 def _plain_lines(bar: "Progress") -> Iterator[None]:
     """Print where the work stands at regular times, from a thread, so that a step that reports nothing shows too."""
     ended = threading.Event()
@@ -224,3 +234,15 @@ def _plain(task: "Task") -> str:
     if task.fields.get("status"):
         known.append(task.fields["status"])
     return ", ".join(known)
+
+
+def follow_steps(bar: "Progress") -> Callable[[str, int, int], None]:
+    """A callback (step, done, total) that shows each step as a line of its own; a total of 0 is not known."""
+    tasks: dict[str, TaskID] = {}
+
+    def follow(step: str, done: int, total: int) -> None:
+        if step not in tasks:
+            tasks[step] = bar.add_task(step, total=None, status="")
+        bar.update(tasks[step], completed=done, total=total or None)
+
+    return follow

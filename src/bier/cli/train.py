@@ -158,6 +158,12 @@ class Watcher:
         speed = f" {self.batch * (step - self.first_step) / elapsed:.0f} images/s" if elapsed > 0 else ""
         self.bar.update(self._task(self.label), completed=step, total=total, status=self.status + speed)
 
+    def close(self) -> None:
+        """Take the run off the display."""
+        for task in self.tasks.values():
+            self.bar.remove_task(task)
+        self.tasks.clear()
+
     def _task(self, what: str) -> "TaskID":
         if what not in self.tasks:
             self.tasks[what] = self.bar.add_task(what, total=None, status="")

@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bier import distributed
+from bier.config import Config, DataConfig
 from bier.data import Dataset
 from bier.data.part import ALL
-from bier.errors import ModelError
+from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
 from bier.images import ImageDataset
 from bier.method import equations
@@ -65,6 +66,31 @@ class Assessment:
     def to_dict(self) -> dict[str, Any]:
         found = {**self.result.to_dict(), "measured": self.measured.to_dict()}
         return found | ({"skipped": self.broken} if self.broken else {})
+
+
+def data_settings(
+    run: Path, data: str | None = None, root: Path | None = None, size: str = "small"
+) -> tuple[DataConfig, bool]:
+    """The settings of the data set that a run is measured on, and whether it is the one that it was trained on.
+
+    Without `data` it is the data set of the run, at `root` if the images have moved. A user's own data that the run was
+    trained on keeps the division of the run when it is named again.
+    """
+    file = run / "config.toml"
+    config = Config.from_toml(file) if file.is_file() else None
+    if data is not None and (config is None or not _same_data(config.data, data, root)):
+        named = {"data.name": data, "data.root": str(root or ""), "data.size": size}
+        return Config().with_settings(named).data, False
+    if config is None:
+        raise ConfigError(f"{run} is a model without a run's config.toml; name a data set with --data.")
+    return (config if root is None else config.with_settings({"data.root": str(root)})).data, True
+
+
+def _same_data(trained_on: DataConfig, data: str, root: Path | None) -> bool:
+    """Whether `data` and `root` name a user's own data that the run was trained on and has divided."""
+    if trained_on.name != data or data not in ("folder", "table", "features") or root is None:
+        return False
+    return Path(trained_on.root).expanduser().resolve() == root.expanduser().resolve()
 
 
 def assess(

@@ -14,7 +14,8 @@ from bier.method.defaults import Start, Weighting
 class EmbeddingEnsemble(nn.Module):
     """The embedding layer: a matrix W between the last hidden layer (h) and the embedding (d), split into M learners.
 
-    Section 3 of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
+    Section 3 of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815. Eq. (20): nothing but W is added
+    to the network at test time.
 
     Args:
         in_features: h.

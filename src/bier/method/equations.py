@@ -29,7 +29,7 @@ PAPER_GROUPS: dict[tuple[int, int], tuple[int, ...]] = {
 
 
 def unit_rows(f: Tensor) -> Tensor:
-    """Scale each row to length 1, so that a product of rows is the cosine similarity of Eq. (1): (B, d) -> (B, d).
+    """Scale each row to length 1, so that a product of rows is the cosine of Eq. (1), Section 3: (B, d) -> (B, d).
 
     A zero row stays zero and gets a zero gradient, never NaN: its similarity with any vector is 0.
     """

@@ -33,7 +33,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class BinomialDeviance(_Checked):
-    """Eq. (2), Section 3.1: log(1 + exp(-(2y-1) b1 (s-b2) C_y)) with C_1 = 1, C_0 = `cost`.
+    """Eq. (2), Section 3: log(1 + exp(-(2y-1) b1 (s-b2) C_y)) with C_1 = 1, C_0 = `cost`.
 
     It is smooth, so that boosting weights take all values between 0 and 1. The paper's best loss, with cost 25.
 
@@ -73,7 +73,7 @@ class BinomialDeviance(_Checked):
 
 @dataclass(frozen=True)
 class Contrastive(_Checked):
-    """Eq. (3), Section 3.1: (1-y) max(0, s-m) + y (s-1)^2 with the margin m.
+    """Eq. (3), Section 3: (1-y) max(0, s-m) + y (s-1)^2 with the margin m.
 
     Example:
         >>> import bier, torch
@@ -94,7 +94,7 @@ class Contrastive(_Checked):
 
 @dataclass(frozen=True)
 class Triplet(_Checked):
-    """Eq. (4), Section 3.1: max(0, s- - s+ + m) with the margin m.
+    """Eq. (4), Section 3: max(0, s- - s+ + m) with the margin m.
 
     Example:
         >>> import bier, torch

@@ -23,7 +23,7 @@ from bier.config import Config
 from bier.data import Dataset
 from bier.errors import ConfigError, DataError, needs
 from bier.evaluate.dataset import assess, assess_classifier
-from bier.evaluate.pictures import choose_pictures, draw_picture
+from bier.evaluate.report.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
 from bier.images import ImageDataset
 from bier.method.boosting import BoostedParts

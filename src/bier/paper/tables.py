@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bier import files
 from bier.errors import DataError
-from bier.evaluate.figures import GREY, LEARNERS, MARKS, new_figure, save
+from bier.evaluate.report.figures import GREY, LEARNERS, MARKS, new_figure, save
 from bier.files import file_aside
 from bier.paper.budgets import Budget, about
 from bier.paper.experiments import Column, Experiment, Figure, Row

@@ -93,15 +93,15 @@ def checked_shortlist(shortlist: int | None, k: int) -> int | None:
     return None if shortlist is None else checked_count(shortlist, "shortlist", least=k)
 
 
-def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None) -> list[Id]:
-    """Ids as plain strings and ints; an error if they are of another kind, too few or not unique."""
+def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None, unique: bool = True) -> list[Id]:
+    """Ids as plain strings and ints; an error if they are of another type, not `count`, or not unique."""
     plain = ids.tolist() if isinstance(ids, np.ndarray) else [_plain(one) for one in ids]
     for one in plain:
         if isinstance(one, bool) or not isinstance(one, str | int):
             raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {one!r} instead.")
     if count is not None and len(plain) != count:
         raise SearchError(f"The 'ids' parameter must hold one id per vector, {count}. Got {len(plain)} instead.")
-    if len(set(plain)) != len(plain):
+    if unique and len(set(plain)) != len(plain):
         seen: set[Id] = set()
         twice = next(one for one in plain if one in seen or seen.add(one))  # type: ignore[func-returns-value]
         raise SearchError(f"The 'ids' parameter must hold unique ids. Got {twice!r} more than once.")

@@ -1,27 +1,29 @@
-"""The web server: a page, and the JSON API that it uses."""
+"""The web server: the page, and the JSON API that it uses."""
 
 import time
-from collections.abc import AsyncIterator
-from collections.abc import Collection as Names
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Query, Response, UploadFile
+from fastapi import FastAPI, Response, UploadFile
+from fastapi import Query as QueryParameter
 from fastapi.responses import FileResponse, RedirectResponse
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
+from bier.collection import Collection
 from bier.images.decode import MAX_PIXELS
 from bier.web import schema
-from bier.web.guard import LOOPBACK, Guard, Limits, add_errors
-from bier.web.service import Answer, Collection, Desk
-from bier.web.service import Query as Asked
+from bier.web.guard import LOOPBACK, Guard, Limits, add_error_handlers
+from bier.web.service import Query, ResultRow, Service
 
 STATIC = Path(str(files("bier.web") / "static"))
 _YEAR = "private, max-age=31536000, immutable"
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.Error} for status in (403, 404, 413, 415, 421, 422, 429, 503)
+    status: {"model": schema.Error} for status in (403, 404, 413, 415, 422, 429, 503)
 }
 
 
@@ -29,80 +31,90 @@ def create_app(
     collection: Collection,
     limits: Limits | None = None,
     report: Path | None = None,
-    hosts: Names[str] | None = LOOPBACK,
+    hosts: Sequence[str] | None = LOOPBACK,
     version: str = "0",
 ) -> FastAPI:
     """The application.
 
     Args:
         report: the folder of the run's report, shown below /report/ if it is there.
-        hosts: names that the server answers for; None for any.
-        version: a text that changes with every start, so that browsers keep no picture of another collection.
+        hosts: host names that the server accepts; None for any. This refuses a page elsewhere that points a name of its
+            own at 127.0.0.1 (DNS rebinding).
+        version: a text that changes with every start, so that browsers do not show cached pictures of another
+            collection.
     """
     bounds = limits or Limits()
+    service = Service(collection, bounds)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.warm_up()
         yield
-        collection.close()
+        service.close()
 
-    # FastAPI's own pages of documentation load scripts from elsewhere; /openapi.json is there for any viewer.
+    # FastAPI's own documentation pages load scripts from other servers; /openapi.json works with any viewer.
     app = FastAPI(title="bier", docs_url=None, redoc_url=None, lifespan=lifespan, responses=_ERRORS)
     has_report = report is not None and (report / "index.html").is_file()
-    _add_api(app, Desk(collection, bounds), bounds, _status(collection, bounds, has_report, version))
-    add_errors(app)
+    _add_api(app, service, bounds, _status(service, bounds, has_report, version))
+    add_error_handlers(app)
     if has_report and report is not None:
         app.mount("/report", StaticFiles(directory=report, html=True))
         app.add_api_route("/report", lambda: RedirectResponse("/report/"), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
     app.add_api_route("/", lambda: FileResponse(STATIC / "index.html"), include_in_schema=False)
-    app.add_middleware(Guard, hosts=hosts, limits=bounds)
+    app.add_middleware(GZipMiddleware)
+    if hosts is not None:
+        names = [f"[{name}]" if ":" in name else name for name in hosts]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
+    app.add_middleware(Guard, limits=bounds)  # added last, so that it comes first and sees every response
     return app
 
 
-def _add_api(app: FastAPI, desk: Desk, limits: Limits, status: schema.Status) -> None:
-    count = Annotated[int, Query(ge=1, le=limits.results, description="Results in a row.")]
-    first = Annotated[int | None, Query(ge=1, description="Use the first so many learners. All by default.")]
+def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Status) -> None:
+    count = Annotated[int, QueryParameter(ge=1, le=limits.results, description="Results per row.")]
+    first = Annotated[
+        int | None, QueryParameter(ge=1, description="Use this many learners, the first ones. All by default.")
+    ]
     funnel = Annotated[
-        int | None, Query(ge=1, le=limits.shortlist, description="Funnel: the first learner names so many.")
+        int | None,
+        QueryParameter(ge=1, le=limits.shortlist, description="Funnel search: the first learner selects this many."),
     ]
     wanted = Annotated[
-        Literal["all", "ensemble"], Query(description="'all': a row of every learner beneath the ensemble's.")
+        Literal["all", "ensemble"], QueryParameter(description="'all': the ensemble and each learner alone.")
     ]
 
     @app.get("/api/status")
     async def read_status() -> schema.Status:
-        """The collection: its size, its learners, and how well each beginning of the ensemble does."""
+        """The collection: its size, its learners, and the recall of each learner and of each prefix of the ensemble."""
         return status
 
     @app.get("/api/browse")
     async def browse(
-        count: Annotated[int, Query(ge=1, le=limits.browsed)] = 24,
-        seed: Annotated[int, Query(ge=0, le=2**31, description="Another seed shows other images.")] = 0,
-        label: Annotated[str, Query(max_length=200, description="Only labels with this text in them.")] = "",
+        count: Annotated[int, QueryParameter(ge=1, le=limits.browsed)] = 24,
+        seed: Annotated[int, QueryParameter(ge=0, le=2**31, description="Chooses the images.")] = 0,
+        label: Annotated[str, QueryParameter(max_length=200, description="Only labels with this text in them.")] = "",
     ) -> schema.Browsed:
-        """Some images of the collection, to pick one from."""
-        matching, some = desk.collection.browse(count, seed, label)
-        return schema.Browsed(matching=matching, images=[_thing(one, name) for one, name in some])
+        """Some images of the collection, to choose one from."""
+        matching, some = service.browse(count, seed, label)
+        return schema.Browsed(matching=matching, images=[_image(one, name) for one, name in some])
 
     @app.get("/api/image/{name:path}", response_class=Response)
     async def image(name: str, size: Literal["256", "640"] = "256", v: str = "") -> Response:
         """A small picture of an image of the collection, or of an upload."""
-        response = await desk.thumbnail(name, int(size))
-        response.headers["cache-control"] = _YEAR if v else "no-cache"
-        return response
+        made = await service.thumbnail(name, int(size))
+        return Response(made.data, media_type=made.media_type, headers={"cache-control": _YEAR if v else "no-cache"})
 
     @app.get("/api/search")
     async def search_by_id(
-        id: Annotated[str, Query(max_length=4096)],  # noqa: A002 - the name that clients write
+        id: Annotated[str, QueryParameter(max_length=4096)],  # noqa: A002 - the name that clients write
         k: count = 10,
         learners: first = None,
         shortlist: funnel = None,
         rows: wanted = "all",
     ) -> schema.Answer:
-        """The images nearest to one of the collection, or to an earlier upload by the id it was given."""
-        asked = await desk.find(id)
-        return await _searched(desk, asked, 0.0, k, learners, shortlist, rows == "all")
+        """The images nearest to one of the collection, or to an earlier upload by its id."""
+        query = await service.find(id)
+        return await _searched(service, query, 0.0, k, learners, shortlist, rows == "all")
 
     @app.post("/api/search")
     async def search_by_image(
@@ -112,53 +124,54 @@ def _add_api(app: FastAPI, desk: Desk, limits: Limits, status: schema.Status) ->
         shortlist: funnel = None,
         rows: wanted = "all",
     ) -> schema.Answer:
-        """The images nearest to a picture that is sent along; its id can be searched for again for a while."""
+        """The images nearest to an uploaded picture; its id can be searched for again for a while."""
         started = time.perf_counter()
-        asked = await desk.encode(image)
-        return await _searched(desk, asked, time.perf_counter() - started, k, learners, shortlist, rows == "all")
+        query = await service.encode(image)
+        return await _searched(service, query, time.perf_counter() - started, k, learners, shortlist, rows == "all")
 
 
 async def _searched(
-    desk: Desk, asked: Asked, encoding: float, k: int, learners: int | None, shortlist: int | None, each: bool
+    service: Service, query: Query, encoding: float, k: int, learners: int | None, shortlist: int | None, each: bool
 ) -> schema.Answer:
     started = time.perf_counter()
-    answers = await desk.search(asked, k, learners, shortlist, each)
+    rows = await service.search(query, k, learners, shortlist, each)
     seconds = {"encode": encoding, "search": time.perf_counter() - started}
     return schema.Answer(
-        query=_thing(asked.name, asked.label),
-        rows=[_row(answer, asked) for answer in answers],
+        query=_image(query.name, query.label),
+        rows=[_row(row, query) for row in rows],
         milliseconds={name: round(1e3 * value, 2) for name, value in seconds.items()},
     )
 
 
-def _thing(one: object, label: object) -> schema.Thing:
-    return schema.Thing(id=str(one), label=None if label is None else str(label))
+def _image(one: object, label: object) -> schema.ImageRef:
+    return schema.ImageRef(id=str(one), label=None if label is None else str(label))
 
 
-def _row(answer: Answer, asked: Asked) -> schema.Row:
+def _row(row: ResultRow, query: Query) -> schema.Row:
     hits = [
         schema.Hit(
             id=str(hit.id),
             label=None if hit.label is None else str(hit.label),
             score=hit.score,
             similarity=hit.similarity,
-            right=None if hit.label is None or asked.label is None else str(hit.label) == str(asked.label),
+            right=None if hit.label is None or query.label is None else str(hit.label) == str(query.label),
         )
-        for hit in answer.hits
+        for hit in row.hits
     ]
-    learners = [answer.learners] if answer.alone else list(range(1, answer.learners + 1))
-    name = f"learner-{answer.learners}" if answer.alone else "ensemble"
-    return schema.Row(name=name, learners=learners, dimension=answer.dimension, results=hits)
+    learners = [row.learners] if row.alone else list(range(1, row.learners + 1))
+    name = f"learner-{row.learners}" if row.alone else "ensemble"
+    return schema.Row(name=name, learners=learners, dimension=row.dimension, results=hits)
 
 
-def _status(collection: Collection, limits: Limits, report: bool, version: str) -> schema.Status:
-    groups, known = collection.groups, collection.quality
+def _status(service: Service, limits: Limits, report: bool, version: str) -> schema.Status:
+    collection, groups = service.collection, service.groups
+    known = collection.recall
     prefixes, learners = (known["prefixes"], known["learners"]) if known else ([None] * len(groups),) * 2
     ends = [sum(groups[: m + 1]) for m in range(len(groups))]
     return schema.Status(
         title=collection.title,
-        images=len(collection),
-        classes=collection.classes,
+        images=len(service),
+        classes=service.classes,
         groups=list(groups),
         dimension=ends[-1],
         prefixes=[

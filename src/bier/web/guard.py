@@ -1,10 +1,9 @@
-"""What stands before every request: who may ask, how often, how much; the headers and the errors of every answer."""
+"""Limits on requests (origin, size, rate), and the headers and errors of every response."""
 
-import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -24,14 +23,14 @@ _MOST_CLIENTS = 10_000
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that keep one visitor from using up the machine. Pixels are bounded by `bier.images.MAX_PIXELS`.
+    """Limits that keep one client from overloading the machine. Pixels are limited by `bier.images.MAX_PIXELS`.
 
-    upload_bytes: the largest picture that is taken, as a file.
-    results, shortlist: the most that one search returns and looks at.
-    browsed: the most images that one page of the catalogue holds.
-    waiting: uploads that may wait for the model at one time; more are turned away.
-    uploads: pictures whose vectors are remembered, so that the page can go back to them.
-    rate, burst: points a second that a client earns and the most it can save up; `COSTS` has the prices.
+    upload_bytes: the largest file that may be uploaded.
+    results, shortlist: the most that one search returns and compares.
+    browsed: the most images in one response of /api/browse.
+    waiting: uploads that may wait for the model at one time; more are refused.
+    uploads: pictures whose vectors are remembered, so that the page can return to them.
+    rate, burst: points per second that a client gains, and the most it can accumulate; `COSTS` has the prices.
     """
 
     upload_bytes: int = 20 * 2**20
@@ -48,7 +47,7 @@ COSTS = {"image": 0.1, "search": 1.0, "upload": 4.0, "other": 0.25}
 
 
 class RateLimit:
-    """A token bucket a client, in memory. The clients that were silent longest are forgotten first."""
+    """A token bucket per client, in memory, which Starlette does not have. Idle clients are forgotten first."""
 
     def __init__(self, rate: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self.burst, self._clock = rate, burst, clock
@@ -66,13 +65,13 @@ class RateLimit:
         return 0.0 if enough else (cost - points) / self.rate
 
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _FORM = 16_384  # bytes of a multipart form around the picture itself
 _PAGE_POLICY = (
     "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-# The report is one file that carries its own styles and no script.
+# The report is one file with its own styles and no script.
 _REPORT_POLICY = (
     "default-src 'none'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
@@ -87,57 +86,56 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware.
+    """ASGI middleware: security headers, and limits on origin, size and rate.
 
-    Args:
-        hosts: names that the Host header may have; None allows any. A page elsewhere that points a name of its own at
-            127.0.0.1 (DNS rebinding) is turned away by this.
-        limits: bounds on size and rate.
+    Written by hand because Starlette has no rate limit and no check of the origin (its CORSMiddleware only adds
+    headers), and because its limit of the body answers in plain text, while the page shows the message of a JSON error.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str] | None, limits: Limits) -> None:
-        self.app, self.hosts, self.limits = app, hosts, limits
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self.app, self.limits = app, limits
         self.rate = RateLimit(limits.rate, limits.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
         guarded = _with_headers(scope, send)
-        refused = self._refusal(scope, headers)
+        refused = self._refusal(scope, Headers(scope=scope))
         if refused is not None:
-            await _answer(guarded, *refused)
+            await refused(scope, receive, guarded)
             return
-        counted = _Counted(self.limits.upload_bytes, receive, guarded)
+        counted = _CountedBody(self.limits.upload_bytes, scope, receive, guarded)
         await self.app(scope, counted.receive, counted.send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, str, dict[str, str]] | None:
-        host = _host_name(headers.get("host", ""))
-        if self.hosts is not None and host not in self.hosts:
-            return 421, "wrong_host", f"This server does not answer for the host {host!r}.", {}
+    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            return 403, "other_origin", "Other web sites may not use this server.", {}
+            return error_response(403, "other_origin", "Other web sites may not use this server.")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.upload_bytes + _FORM:
-            return 413, "too_large", too_large(self.limits.upload_bytes), {"connection": "close"}
+            return _too_large_response(self.limits.upload_bytes)
         cost = _cost(scope["method"], scope["path"])
         client = scope.get("client")
         wait = self.rate.wait(client[0] if client else "", cost) if cost else 0.0
-        if wait:
-            seconds = max(1, math.ceil(wait))
-            return 429, "too_many", f"Too many requests; try again in {seconds} s.", {"retry-after": str(seconds)}
-        return None
+        if not wait:
+            return None
+        seconds = max(1, math.ceil(wait))
+        message = f"Too many requests; try again in {seconds} s."
+        return error_response(429, "too_many", message, {"retry-after": str(seconds)})
 
 
 def too_large(most: int) -> str:
     return f"The picture must be at most {most / 2**20:g} MB."
 
 
-def error_body(code: str, message: str) -> dict[str, dict[str, str]]:
+def error_response(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """The form of every error of the API."""
-    return {"error": {"code": code, "message": message}}
+    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+
+
+def _too_large_response(most: int) -> JSONResponse:
+    return error_response(413, "too_large", too_large(most), {"connection": "close"})
 
 
 def _cost(method: str, path: str) -> float:
@@ -148,13 +146,6 @@ def _cost(method: str, path: str) -> float:
     if path.startswith("/api/image/"):
         return COSTS["image"]
     return COSTS["search"] if path == "/api/search" else COSTS["other"]
-
-
-def _host_name(host: str) -> str:
-    """`localhost:8000` -> `localhost`, `[::1]:8000` -> `::1`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
 
 
 def _with_headers(scope: Scope, send: Send) -> Send:
@@ -172,14 +163,14 @@ def _with_headers(scope: Scope, send: Send) -> Send:
 
 
 class _TooLargeError(Exception):
-    """The body is longer than its headers let on."""
+    """The body is longer than the limit."""
 
 
-class _Counted:
-    """Counts the body as it comes, for clients that do not say its length; past the limit the answer is 413."""
+class _CountedBody:
+    """Counts the body as it arrives, for clients that do not send its length; past the limit the response is 413."""
 
-    def __init__(self, most: int, receive: Receive, send: Send) -> None:
-        self._most, self._receive, self._send = most, receive, send
+    def __init__(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+        self._most, self._scope, self._receive, self._send = most, scope, receive, send
         self._bytes, self._over, self._answered = 0, False, False
 
     async def receive(self) -> Message:
@@ -193,57 +184,48 @@ class _Counted:
     async def send(self, message: Message) -> None:
         if not self._over:
             await self._send(message)
-        elif not self._answered:  # whatever the application made of the error
+        elif not self._answered:  # whatever the application has made of the error
             self._answered = True
-            await _answer(self._send, 413, "too_large", too_large(self._most), {"connection": "close"})
+            await _too_large_response(self._most)(self._scope, self._receive, self._send)
 
 
-async def _answer(send: Send, status: int, code: str, message: str, headers: dict[str, str]) -> None:
-    body = json.dumps(error_body(code, message)).encode()
-    plain = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    pairs = [(name.encode(), value.encode()) for name, value in plain.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": body})
-
-
-class Problem(Exception):  # noqa: N818 - it is an answer, not a failure of ours
-    """An answer other than the one that was hoped for."""
+class ApiError(Exception):
+    """An error of the API: its HTTP status, a code for programs and a sentence for people."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
 
 
-def refused_picture(error: DataError) -> Problem:
-    """Why `open_image` refused, told by what made it: nothing but itself (too many pixels), or Pillow's complaint."""
+def refused_picture(error: DataError) -> ApiError:
+    """Why `open_image` refused a picture: by its own check (too many pixels), or because of an error of Pillow."""
     if error.__cause__ is None:
-        return Problem(413, "too_many_pixels", f"The picture must have at most {MAX_PIXELS / 1e6:.0f} megapixels.")
+        return ApiError(413, "too_many_pixels", f"The picture must have at most {MAX_PIXELS / 1e6:.0f} megapixels.")
     if isinstance(error.__cause__, UnidentifiedImageError):
-        return Problem(415, "not_a_picture", "This is not a picture in a known format such as JPEG, PNG or WebP.")
-    return Problem(422, "broken_picture", "The picture is broken: it could not be read to its end.")
+        return ApiError(415, "not_a_picture", "This is not a picture in a known format such as JPEG, PNG or WebP.")
+    return ApiError(422, "broken_picture", "The picture is broken: it could not be read completely.")
 
 
-def add_errors(app: FastAPI) -> None:
-    def answer(status: int, code: str, message: str) -> JSONResponse:
-        return JSONResponse(error_body(code, message), status)
+def add_error_handlers(app: FastAPI) -> None:
+    """Turn every exception into the JSON form of errors."""
 
-    @app.exception_handler(Problem)
-    async def problem(_: Request, error: Problem) -> JSONResponse:
-        return answer(error.status, error.code, error.message)
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> JSONResponse:
+        return error_response(error.status, error.code, error.message)
 
     @app.exception_handler(BierError)
     async def unavailable(_: Request, error: BierError) -> JSONResponse:
-        return answer(503, "unavailable", " ".join(str(error).split()))
+        return error_response(503, "unavailable", " ".join(str(error).split()))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        return answer(422, "invalid", f"The '{first['loc'][-1]}' parameter is not right: {first['msg']}.")
+        return error_response(422, "invalid", f"The '{first['loc'][-1]}' parameter is not valid: {first['msg']}.")
 
     @app.exception_handler(HTTPException)
     async def plain(_: Request, error: HTTPException) -> JSONResponse:
-        return answer(error.status_code, "http", str(error.detail))
+        return error_response(error.status_code, "http", str(error.detail))
 
     @app.exception_handler(Exception)
     async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return answer(500, "internal", "Something went wrong here. The server's terminal says what.")
+        return error_response(500, "internal", "An internal error. The server's terminal has the details.")

@@ -15,12 +15,12 @@ class Error(BaseModel):
 
 
 class Prefix(BaseModel):
-    """The first learners together, as an ensemble of their own."""
+    """The first learners together, as a smaller ensemble."""
 
     learners: int
-    dimension: int = Field(description="Numbers in the vector.")
-    bytes: int = Field(description="Of the vector as float32.")
-    recall: Recall | None = Field(description="Percent by K: {'1': 57.5}; null where it was not measured.")
+    dimension: int = Field(description="Dimensions of the vector.")
+    bytes: int = Field(description="Size of the vector as float32.")
+    recall: Recall | None = Field(description="Percent by K: {'1': 57.5}; null if it was not measured.")
 
 
 class Learner(BaseModel):
@@ -46,23 +46,23 @@ class Status(BaseModel):
     backbone: str
     upload: UploadLimits
     report: bool = Field(description="Whether /report/ has the report of the run.")
-    version: str = Field(description="Changes with every start; append it to image addresses to let them be cached.")
+    version: str = Field(description="Changes with every start; with it in their address, images are cached.")
 
 
-class Thing(BaseModel):
+class ImageRef(BaseModel):
     id: str
     label: str | None
 
 
 class Browsed(BaseModel):
     matching: int
-    images: list[Thing]
+    images: list[ImageRef]
 
 
-class Hit(Thing):
+class Hit(ImageRef):
     score: float = Field(description="The dot product of the two vectors.")
     similarity: float = Field(description="The cosine: 1 for the same picture.")
-    right: bool | None = Field(description="Whether the label is the query's; null where either is unknown.")
+    right: bool | None = Field(description="Whether the label is the query's; null if either is unknown.")
 
 
 class Row(BaseModel):
@@ -73,6 +73,6 @@ class Row(BaseModel):
 
 
 class Answer(BaseModel):
-    query: Thing
+    query: ImageRef
     rows: list[Row]
     milliseconds: dict[str, float] = Field(description="'encode' and 'search'.")

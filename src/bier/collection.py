@@ -1,0 +1,475 @@
+"""From a model and images to a collection that can be searched: what `bier embed`, `index`, `search` and `serve` share.
+
+images -> `ImageSource` (a model computes their vectors) -> an embeddings file, an index or a store
+a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from bier import distributed, files
+from bier.config import DataConfig
+from bier.data import Dataset, Part, list_images, load_for
+from bier.data.part import ALL
+from bier.errors import BierError, DataError, ModelError, SearchError
+from bier.evaluate.dataset import REPEATS
+from bier.evaluate.ensemble import evaluate_ensemble
+from bier.images import Broken, ImageDataset, open_image
+from bier.method.defaults import Weighting
+from bier.models.model import Model, load
+from bier.search import Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
+from bier.search.embeddings import EmbeddingsWriter
+from bier.search.index import Kind
+
+Floats = NDArray[np.float32]
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
+PictureOf = Callable[[Id], Image]
+
+KS = (1, 2, 4, 8)
+BATCH = 4_096  # images that are encoded and added to a store at once; what an interruption may cost
+_EVERY_IMAGE = 20_000  # recall of a collection: up to this size, every image is a query
+_QUERIES = 2_000  # beyond that, this many that are drawn at random
+_MOST = 500_000  # beyond that, recall is not measured: it would take too long at the start of the server
+_MOST_IN_STORE = 20_000  # the same for an external store, which would have to send all of its vectors
+
+
+def model_folder(path: Path) -> Path:
+    """The folder with model.json: the given one, or `model` inside a run."""
+    for folder in (path / "model", path):
+        if (folder / "model.json").is_file():
+            return folder
+    raise ModelError(f"A model must be a folder with model.json, or a run that has one. Found none at {path}.")
+
+
+def about_model(path: Path) -> dict[str, str]:
+    """Where a model is, and the checksum of its description, which contains that of the weights."""
+    return {"path": str(path.resolve()), "fingerprint": files.checksum(model_folder(path) / "model.json")}
+
+
+def fingerprint(model: Mapping[str, str], part: Part) -> str:
+    """A digest of all that vectors and what is stored with them depend on: model, images, boxes, ids and labels."""
+    # model.json, whose checksum `about_model` gives, has the checksum of the weights and the size of prepared images.
+    known = [model["fingerprint"], None if part.ids is None else list(part.ids), part.label_names()]
+    return files.digest_of(part.images, part.boxes, [json.dumps(known).encode()])
+
+
+def _step(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(step, done, total)
+
+
+# From images to vectors
+
+
+@dataclass(frozen=True)
+class StoredSource:
+    """The vectors of an embeddings file."""
+
+    ids: Sequence[Id]
+    labels: Sequence[Label] | None
+    groups: tuple[int, ...]
+    about: Mapping[str, Any]
+    stored: Floats
+
+    @classmethod
+    def read(cls, file: Path) -> "StoredSource":
+        known = read_embeddings(file)
+        return cls(known.paths, known.labels, known.groups, {"model": known.model, "root": known.root}, known.vectors)
+
+    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
+        """The vectors (n, d) of some rows."""
+        return self.stored[list(rows)]
+
+
+class ImageSource:
+    """Images and the model that computes their vectors. Images that cannot be read are left out with `skip_broken`.
+
+    Args:
+        run: a run or the folder of a model.
+        part: the images, as `list_images` returns them or as a part of a data set.
+        cache: a folder for prepared images.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        part: Part,
+        *,
+        cache: Path | None = None,
+        skip_broken: bool = False,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        about = about_model(run)
+        self.model: Model = load(run, device=distributed.device())
+        size, reading = self.model.backbone.resize, _step(progress, "reading images")
+        self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading)
+        self._workers = workers
+        self.part = part.select(self._prepared.kept)
+        if not len(self.part):
+            raise DataError(f"At least one of the {len(part)} images must be readable. Found none.")
+        self.ids: Sequence[Id] = self._prepared.kept.tolist() if self.part.ids is None else self.part.ids
+        self.labels: Sequence[Label] | None = self.part.label_names()
+        self.groups = self.model.groups
+        self.about: Mapping[str, Any] = {
+            "model": about,
+            "root": None if part.root is None else str(part.root.resolve()),
+        }
+
+    @property
+    def skipped(self) -> list[Broken]:
+        """The images that cannot be read."""
+        return self._prepared.broken
+
+    def raw(self, rows: Sequence[int], batch_size: int = 64, progress: Progress | None = None) -> Floats:
+        """The raw embeddings (n, d) of some rows."""
+        some = self._prepared.only(self._prepared.kept[list(rows)])
+        return self.model.embed_raw(some, batch_size, self._workers, _step(progress, "encoding images"))
+
+    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
+        """The test-time vectors (n, d) of some rows."""
+        return self.model.vectors(self.raw(rows, progress=progress))
+
+
+Source = StoredSource | ImageSource
+
+
+def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progress: Progress | None = None) -> int:
+    """Write an embeddings file; the number of images that an interrupted pass had done before.
+
+    Under torchrun each process computes its share of the shards.
+    """
+    rank, world = distributed.rank(), distributed.world()
+    writer = EmbeddingsWriter(out, len(source.ids), fingerprint(source.about["model"], source.part))
+    resumed = writer.begin() if rank == 0 else 0
+    distributed.meet()
+    mine = list(writer.share(rank, world))
+    done, total = 0, sum(len(rows) for _, rows, _ in mine)
+    for number, rows, is_done in mine:
+        if not is_done:
+            raw = source.raw(rows, batch_size, _shifted(progress, done, total))
+            writer.write(number, source.model.vectors(raw), raw)
+        done += len(rows)
+        if progress is not None:
+            progress("encoding images", done, total)
+    distributed.meet()
+    if rank == 0:
+        known = {"groups": list(source.groups), "weighting": source.model.weighting}
+        writer.finish({**source.about, "paths": list(source.ids), "labels": source.labels, **known})
+    return resumed
+
+
+def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
+    return None if progress is None else lambda step, done, _: progress(step, before + done, total)
+
+
+def build_index(source: Source, kind: Kind = "auto", progress: Progress | None = None) -> Index:
+    """An index of all vectors of a source."""
+    vectors = source.vectors(range(len(source.ids)), progress)
+    linking = _step(progress, "building the index")
+    return Index.build(
+        vectors, list(source.ids), source.groups, source.labels, kind=kind, about=source.about, progress=linking
+    )
+
+
+def fill_store(source: Source, uri: str, rebuild: bool = False, progress: Progress | None = None) -> tuple[int, int]:
+    """Add what an external store does not have yet, batch by batch; (images in the store, images that were added)."""
+    if not is_store_uri(uri):
+        raise SearchError(
+            f"The '--store' option must be milvus:NAME.db or milvus:http://HOST:PORT. Got {uri!r} instead."
+        )
+    from bier.search.milvus import MilvusStore
+
+    store = MilvusStore(uri, source.groups, source.about)
+    try:
+        if rebuild:
+            store.drop()
+            store.close()
+            store = MilvusStore(uri, source.groups, source.about)
+        theirs, ours = (about.get("model", {}).get("fingerprint") for about in (store.about, source.about))
+        if theirs != ours:
+            raise SearchError(
+                f"The store {uri} must hold vectors of one model. It holds another model's; empty it with --rebuild."
+            )
+        added = _add_missing(source, store, progress)
+        return len(store), added
+    finally:
+        store.close()
+
+
+def _add_missing(source: Source, store: Store, progress: Progress | None) -> int:
+    added, count = 0, len(source.ids)
+    for start in range(0, count, BATCH):
+        rows = range(start, min(start + BATCH, count))
+        there = set(store.known([source.ids[row] for row in rows]))
+        new = [row for row in rows if source.ids[row] not in there]
+        if new:
+            labels = None if source.labels is None else [source.labels[row] for row in new]
+            store.add(source.vectors(new), [source.ids[row] for row in new], labels, replace=True)
+            added += len(new)
+        if progress is not None:
+            progress("adding images", rows.stop, count)
+    return added
+
+
+# From what is stored back to models and images
+
+
+def open_collection(target: str) -> Store:
+    """A store's URI, the folder of an index, or a run whose folder `index` is one."""
+    if is_store_uri(target):
+        return open_store(target)
+    folder = Path(target)
+    if not (folder / "manifest.json").is_file():
+        run = run_folder(folder)
+        if not (run / "index" / "manifest.json").is_file():
+            raise SearchError(
+                f"{target} must be an index, a store's URI or a run with an index. Found none; "
+                f"create one with: bier index {target} IMAGES --out {run / 'index'}"
+            )
+        folder = run / "index"
+    return Index.load(folder)
+
+
+def run_folder(path: Path) -> Path:
+    """The run of a model folder; any other folder is the run itself."""
+    return path.parent if path.name == "model" else path
+
+
+def model_of(store: Store, model: Path | None) -> Model:
+    """The model that computed a collection's vectors, or the one given instead; the fingerprint must be the same."""
+    known: Mapping[str, Any] = store.about.get("model") or {}
+    path = model or (Path(known["path"]) if known.get("path") else None)
+    if path is None:
+        raise SearchError("The collection does not say which model computed it. Give it with --model.")
+    if not path.exists():
+        raise SearchError(f"The collection's model must be at {path}. It is no longer there; give it with --model.")
+    if known.get("fingerprint") and about_model(path)["fingerprint"] != known["fingerprint"]:
+        raise SearchError(
+            f"The model {path} must be the one that computed the collection. It has other weights; index again."
+        )
+    return load(path)
+
+
+def image_path(store: Store, one: Id) -> Path:
+    """The file of an id: as its metadata or its id say, relative to the folder that was indexed."""
+    [entry] = store.entries([one])
+    path = Path(str((entry.metadata or {}).get("path", one)))
+    return path if path.is_absolute() else Path(str(store.about.get("root") or ".")) / path
+
+
+def id_of_file(store: Store, file: Path) -> Id | None:
+    """The id of a file that is itself in the collection, or None."""
+    names = [str(file), str(file.resolve())]
+    root = store.about.get("root")
+    if root and file.resolve().is_relative_to(Path(str(root)).resolve()):
+        names.append(file.resolve().relative_to(Path(str(root)).resolve()).as_posix())
+    known = store.known(names)
+    return known[0] if known else None
+
+
+# What `bier serve` shows
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A collection with its model and pictures.
+
+    store: the vectors, with ids and labels. model: encodes uploads; it must have the learners of the store.
+    picture: the picture of an id of the store. title: the name that the page shows.
+    recall: what `recall_of` returned, or None. notes: what a person should know, such as images that were left out.
+    """
+
+    store: Store
+    model: Model
+    picture: PictureOf
+    title: str = ""
+    recall: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if tuple(self.model.groups) != tuple(self.store.groups):
+            raise ModelError(
+                f"The model must have the learners of the collection, {tuple(self.store.groups)}. "
+                f"Got {tuple(self.model.groups)} instead."
+            )
+
+
+def stored_collection(run: Path, target: str, progress: Progress | None = None) -> Collection:
+    """The collection in an index or a store."""
+    store = open_collection(target)
+    model = model_of(store, run)
+    recall = recall_of(store, model.weighting, progress)
+    return Collection(store, model, lambda one: open_image(image_path(store, one)), Path(target).name, recall)
+
+
+def image_collection(run: Path, images: Path, progress: Progress | None = None) -> Collection:
+    """The images of a folder or a table, encoded once and kept below RUN/serve. Broken ones are left out."""
+    about_model(run)  # an error about the model comes first
+    part, place = list_images(images), images.resolve()
+
+    def encoded() -> tuple[Index, ImageSource]:
+        source = ImageSource(run, part, skip_broken=True, progress=progress)
+        made = build_index(source, progress=progress)
+        made.about["recall"] = recall_of(made, source.model.weighting, progress)
+        return made, source
+
+    return _kept(run, part, place.name, {"folder": str(place)}, encoded)
+
+
+def data_collection(run: Path, settings: DataConfig, own: bool = True, progress: Progress | None = None) -> Collection:
+    """The test images of a data set, divided as training divides it, with the recall figures of the report.
+
+    own: whether the run was trained on this data. Other data that has no test part of its own is shown whole.
+    """
+    dataset = _dataset(run, settings)
+    if dataset.divided and not own:
+        dataset = Dataset(dataset.name, {"test": dataset[ALL]}, dataset.ks)
+    part = dataset["gallery" if dataset.protocol == "query-gallery" else "test"]
+    if not isinstance(part.images, tuple) and part.images.ndim == 2:
+        raise DataError(f"The data set '{settings.name}' has vectors and no pictures, so there is nothing to show.")
+    part = replace(part, ids=None)  # by number: a table may have several rows for one file
+
+    def source_of(one: Part) -> ImageSource:
+        cache = Path(settings.cache) if settings.cache else None
+        return ImageSource(run, one, cache=cache, skip_broken=settings.skip_broken, progress=progress)
+
+    def encoded() -> tuple[Index, ImageSource]:
+        source = source_of(part)
+        made = build_index(source, progress=progress)
+        queries = source_of(dataset["query"]) if dataset.protocol == "query-gallery" else None
+        made.about["recall"] = _recall_by_protocol(dataset, made, source, queries, progress)
+        return made, source
+
+    return _kept(run, part, settings.name, {"data": settings.name, "root": settings.root}, encoded)
+
+
+def _dataset(run: Path, settings: DataConfig) -> Dataset:
+    """The data set of the settings. The test part of glyphs is kept: drawing takes seconds and depends on nothing."""
+    if settings.name != "glyphs":
+        return load_for(settings)
+    file = run_folder(run) / "serve" / f"glyphs-{settings.seed}-{settings.validation:g}.npz"
+    try:
+        with np.load(file, allow_pickle=False) as kept:
+            part = Part(kept["images"], kept["labels"], tuple(kept["classes"].tolist()))
+        return Dataset("glyphs", {"test": part}, KS)
+    except (OSError, ValueError, KeyError, BadZipFile):
+        dataset = load_for(settings)
+    part = dataset["test"]
+    with suppress(OSError):  # where nothing can be written, they are drawn at the next start again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with files.file_aside(file) as aside, aside.open("wb") as out:
+            np.savez(out, images=np.asarray(part.images), labels=part.labels, classes=np.array(part.classes))
+    return dataset
+
+
+def _kept(
+    run: Path, part: Part, name: str, place: Mapping[str, str], encoded: Callable[[], tuple[Index, ImageSource]]
+) -> Collection:
+    """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept."""
+    key = {**place, "images": fingerprint(about_model(run), part)}
+    where = hashlib.sha256(json.dumps(dict(place), sort_keys=True).encode()).hexdigest()[:8]
+    folder = run_folder(run) / "serve" / f"{name}-{where}" / "index"
+    index, notes = _read_index(folder, key), []
+    if index is not None:
+        model = load(run)
+    else:
+        index, source = encoded()
+        model, notes = source.model, [f"left out: {broken.reason}" for broken in source.skipped]
+        index.about["source"] = key
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            index.save(folder)
+        except (OSError, BierError) as error:
+            notes.append(f"The vectors could not be kept for the next start: {error}")
+    row_of = {one: row for row, one in enumerate(range(len(part)) if part.ids is None else part.ids)}
+
+    def picture(one: Id) -> Image:
+        box = None if part.boxes is None else part.boxes[row_of[one]]
+        crop = None if box is None or np.isnan(box).all() else tuple(box.tolist())
+        return open_image(part.images[row_of[one]], box=crop)
+
+    return Collection(index, model, picture, name, index.about["recall"], tuple(notes))
+
+
+def _read_index(folder: Path, key: Mapping[str, str]) -> Index | None:
+    """The index in a folder, if it is complete and was built from what the key says."""
+    if not folder.is_dir():
+        return None
+    with suppress(BierError):
+        made = Index.load(folder)
+        if made.about.get("source") == key and "recall" in made.about:
+            return made
+    return None
+
+
+# Recall figures of the page
+
+
+def recall_of(store: Store, weighting: Weighting, progress: Progress | None = None) -> dict[str, Any] | None:
+    """Recall in percent of every prefix and every learner, each image being searched among the others.
+
+    {"queries": 5924, "prefixes": [{"1": 40.1, ...}, ...], "learners": [{"1": 40.1, ...}, ...]}: the first prefix is
+    the first learner, the last one the whole ensemble. None if no two images share a label, or if there are too many.
+    Images without a label are left out. A large collection is measured with 2,000 queries drawn at random.
+    """
+    entries = [entry for entry in store.entries(store.ids) if entry.label is not None]
+    names = np.array([str(entry.label) for entry in entries], dtype=np.str_)
+    most = _MOST if isinstance(store, Index) else _MOST_IN_STORE
+    if len(np.unique(names)) in (0, len(names)) or len(names) > most:
+        return None
+    vectors = store.vectors([entry.id for entry in entries])
+    drawn = np.ones(len(names), np.bool_)
+    gallery: dict[str, Any] = {}
+    if len(names) > _EVERY_IMAGE:
+        drawn[:] = False
+        drawn[np.random.default_rng(0).choice(len(names), _QUERIES, replace=False)] = True
+        gallery = {"gallery": vectors[~drawn], "gallery_labels": names[~drawn]}
+    return _figures(vectors[drawn], store.groups, names[drawn], weighting, progress, **gallery)
+
+
+def _recall_by_protocol(
+    dataset: Dataset, index: Index, source: ImageSource, queries: ImageSource | None, progress: Progress | None
+) -> dict[str, Any] | None:
+    """As `recall_of`, by the protocol of the data set: the numbers of `bier evaluate` and its report."""
+    vectors, labels = index.vectors(index.ids), source.part.labels
+    weighting = source.model.weighting
+    if queries is not None:
+        asked = queries.vectors(range(len(queries.ids)), progress)
+        gallery = {"gallery": vectors, "gallery_labels": labels}
+        return _figures(asked, index.groups, queries.part.labels, weighting, progress, **gallery)
+    if len(np.unique(labels)) == len(labels):
+        return None
+    repeats = REPEATS if dataset.protocol == "repeated-gallery" else None
+    return _figures(vectors, index.groups, labels, weighting, progress, repeats=repeats)
+
+
+def _figures(
+    vectors: Floats,
+    groups: tuple[int, ...],
+    labels: NDArray[Any],
+    weighting: Weighting,
+    progress: Progress | None,
+    **options: Any,
+) -> dict[str, Any]:
+    # Test-time vectors do as well as raw embeddings: the learners' parts are brought to length 1 and weighed again.
+    measuring = _step(progress, "measuring recall")
+    result = evaluate_ensemble(
+        vectors, groups, labels, KS, weighting=weighting, ranking=False, progress=measuring, **options
+    )
+
+    def row(name: str) -> dict[str, float]:
+        return {str(k): round(float(value), 3) for k, value in result.recall[name].items()}
+
+    learners = [row(f"learner-{m + 1}") for m in range(len(groups))]
+    prefixes = [learners[0], *(row(f"prefix-{m}") for m in range(2, len(groups) + 1))]
+    return {"queries": result.queries, "prefixes": prefixes, "learners": learners}
