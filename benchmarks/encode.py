@@ -20,10 +20,10 @@ import torch
 from PIL import Image
 
 from bier import EmbeddingEnsemble, Model
-from bier.images import PreparedImages
+from bier.images import ImageDataset
 from bier.models.backbone import autocast, resolve_precision, reuse_memory
 from bier.models.backbones import build_backbone
-from bier.models.model import pixel_batches
+from bier.models.inference import pixel_batches
 
 SEED, BATCH, GROUPS = 0, 64, (96, 160, 256)
 CUB = Path(__file__).parents[1].parent / "shared" / "data" / "CUB_200_2011" / "images"
@@ -56,7 +56,7 @@ def bare(files: list[Path]) -> Callable[[], object]:
     reuse_memory()
     model = our_model()
     network, size, crop = model.network(), model.backbone.resize, model.backbone.crop
-    ready = list(pixel_batches(PreparedImages(files, size), size, crop, BATCH, 0))
+    ready = list(pixel_batches(ImageDataset(files, size), size, crop, BATCH, 0))
 
     def run() -> None:
         with torch.inference_mode(), autocast("auto", model.device):

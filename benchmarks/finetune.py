@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bier import BoostedLoss, EmbeddingEnsemble
-from bier.images import PreparedImages
+from bier.images import ImageDataset
 from bier.models.backbone import autocast, folded, resolve_precision, reuse_memory
 from bier.models.backbones import build_backbone
 from bier.models.maps import TrunkCache
@@ -76,7 +76,7 @@ def cached() -> Callable[[], None]:
     backbone.freeze_before(STAGE)
     trunk, rest = backbone.split(STAGE)
     folder = Path(tempfile.mkdtemp())
-    cache = TrunkCache(trunk, PreparedImages(pictures(), SIZE), folder, crop=SIZE, augment="none", views=1)
+    cache = TrunkCache(trunk, ImageDataset(pictures(), SIZE), folder, crop=SIZE, augment="none", views=1)
     everything = list(range(BATCH))
     return step(rest.train(), EmbeddingEnsemble(1280, GROUPS), lambda: cache.maps(everything, [0] * BATCH), "auto")
 

@@ -28,7 +28,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from bier.images import Batches, PreparedImages
+from bier.images import ImageDataset, load_batches
 
 SIZE, CROP, BATCH, SEED = 256, 224, 16, 0
 REAL = Path(__file__).parents[2] / "shared" / "data" / "CUB_200_2011" / "images"
@@ -90,21 +90,22 @@ def difference(root: Path, files: list[Path]) -> float:
     """Mean absolute difference between our centre crops and torchvision's, of 255."""
     theirs = torch.cat([pixels for pixels, _ in torchvision_batches(root, 0, v2.CenterCrop(CROP), 0.0)])
     plan = [[(index, 0) for index in range(len(files))]]
-    ((ours, _),) = Batches(PreparedImages(files, SIZE), plan, CROP, workers=0)
+    (ours,) = load_batches(ImageDataset(files, SIZE, crop=CROP), plan, workers=0)
     return float((theirs.float() - ours.float()).abs().mean())
 
 
 def compare(title: str, root: Path, workers: int, rounds: int, goals: tuple[str, str]) -> None:
     files = sorted(root.glob("*/*.jpg"))
     count = len(files)
-    plain = PreparedImages(files, SIZE)
+    settings = {"crop": CROP, "augment": "paper"}
+    plain = ImageDataset(files, SIZE, **settings)
     start = time.perf_counter()
-    cached = PreparedImages(files, SIZE, cache=root.with_name(root.name + "-cache"))
+    cached = ImageDataset(files, SIZE, cache=root.with_name(root.name + "-cache"), **settings)
     build = time.perf_counter() - start
     contenders: dict[str, tuple[Callable[[int], object], int]] = {
         "torchvision": (lambda _: torchvision_batches(root, workers, v2.RandomCrop(CROP), 0.5), 1),
-        "ours": (lambda n: Batches(plain, our_plan(count, n), CROP, "paper", workers=workers), 1),
-        "ours, cached": (lambda n: Batches(cached, our_plan(count, n), CROP, "paper"), 20),
+        "ours": (lambda n: plain.batches(our_plan(count, n), workers), 1),
+        "ours, cached": (lambda n: cached.batches(our_plan(count, n)), 20),
     }
     best = dict.fromkeys(contenders, 0.0)
     for _ in range(rounds):

@@ -24,7 +24,7 @@ from bier.data.part import ALL
 from bier.errors import BierError, DataError, ModelError, SearchError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
-from bier.images import Broken, PreparedImages, open_image
+from bier.images import Broken, ImageDataset, open_image
 from bier.method.defaults import Weighting
 from bier.models.model import Model, load
 from bier.search import Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
@@ -112,7 +112,7 @@ class ImageSource:
         about = about_model(run)
         self.model: Model = load(run, device=distributed.device())
         size, reading = self.model.backbone.resize, _step(progress, "reading images")
-        self._prepared = PreparedImages(part.images, size, part.boxes, cache, skip_broken, workers, reading)
+        self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading)
         self._workers = workers
         self.part = part.select(self._prepared.kept)
         if not len(self.part):

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from bier.errors import SearchError
-from bier.images import PreparedImages
+from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model, load
@@ -73,7 +73,7 @@ def test_a_table_with_boxes_and_a_broken_file(cli: Cli, place: Path) -> None:
     assert code == 0, errors
     assert [Path(one["path"]).name for one in json.loads(output)["skipped"]] == ["broken.jpg"]
     boxes = [row[2:] for row in rows]
-    expected = load(place / "run").encode(PreparedImages([place / row[0] for row in rows], 48, boxes))
+    expected = load(place / "run").encode(ImageDataset([place / row[0] for row in rows], 48, boxes))
     np.testing.assert_allclose(load_file(place / "t.safetensors")["vectors"], expected, atol=1e-5)
     assert json.loads((place / "t.json").read_text())["labels"] == [row[1] for row in rows]
 
@@ -103,7 +103,7 @@ def test_an_interrupted_pass_goes_on(cli: Cli, interrupted: Cli, place: Path, mo
     assert interrupted(*arguments)[0] == 130
     whole, encoded = Model.embed_raw, []
 
-    def embed_raw(self: Model, images: PreparedImages, *arguments: Any) -> Any:
+    def embed_raw(self: Model, images: ImageDataset, *arguments: Any) -> Any:
         encoded.extend(images.kept.tolist())
         return whole(self, images, *arguments)
 
@@ -149,9 +149,7 @@ def test_what_has_changed_is_encoded_again(
     found = read_embeddings(tmp_path / "t.safetensors")
     boxes = [(0, 0, 50 if change == "boxes" else 20, 30)] * 12
     files = [tmp_path / str(path) for path in found.paths]
-    np.testing.assert_allclose(
-        found.vectors, load(tmp_path / "run").encode(PreparedImages(files, 48, boxes)), atol=1e-5
-    )
+    np.testing.assert_allclose(found.vectors, load(tmp_path / "run").encode(ImageDataset(files, 48, boxes)), atol=1e-5)
     assert set(found.labels or ()) == {"y" if change == "labels" else "x"}
 
 

@@ -2,14 +2,18 @@
 
 import json
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
+from bier.images import ImageDataset
 
 COUNTS = st.lists(st.integers(1, 12), min_size=2, max_size=14)
 SIZES = st.integers(2, 6)
@@ -86,6 +90,27 @@ def test_a_state_after_fewer_batches_than_were_read_ahead() -> None:
     other = BalancedBatches(labels, 4, 3, 1)
     other.load_state_dict(sampler.state_dict(batches=6))
     assert take(other, 3) == batches[6:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_data_loader_runs_it_and_resumes_exactly(workers: int) -> None:
+    """Workers read ahead of the loop; the state after the batches that were used gives the rest of them."""
+    labels = labels_of([5] * 6)
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 12, 12, 3), dtype=np.uint8)
+    dataset = ImageDataset(pixels, 12, crop=8, augment="paper", labels=labels)
+
+    def loaded(sampler: BalancedBatches, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return list(islice(DataLoader(dataset, batch_sampler=sampler, num_workers=workers), count))  # type: ignore[arg-type]
+
+    sampler = BalancedBatches(labels, 3, 2, 7)
+    whole = loaded(sampler, 6)
+    other = BalancedBatches(labels, 3, 2, 7)
+    other.load_state_dict(sampler.state_dict(batches=2))
+    for (one, its_labels), (same, same_labels) in zip(whole[2:], loaded(other, 4), strict=True):
+        assert one.shape == (6, 3, 8, 8)
+        assert torch.equal(one, same)
+        assert torch.equal(its_labels, same_labels)
+        assert its_labels.unique(return_counts=True)[1].tolist() == [2, 2, 2]
 
 
 @given(

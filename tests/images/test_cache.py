@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from bier.errors import ConfigError, DataError
-from bier.images import PixelCache, PreparedImages, read_prepared
+from bier.images import ImageDataset, PixelCache, read_prepared
 
 COUNT = 150  # several chunks
 SIZE = 16
@@ -46,16 +46,16 @@ class Count:
         self.done, self.total = done, total
 
 
-def opened(paths: list[Path], tmp_path: Path, **options: object) -> tuple[PreparedImages, int]:
+def opened(paths: list[Path], tmp_path: Path, **options: object) -> tuple[ImageDataset, int]:
     count = Count()
-    images = PreparedImages(paths, SIZE, cache=tmp_path / "cache", workers=0, progress=count, **options)
+    images = ImageDataset(paths, SIZE, cache=tmp_path / "cache", workers=0, progress=count, **options)
     assert count.done == count.total
     return images, count.total
 
 
-def assert_right(images: PreparedImages, paths: list[Path]) -> None:
+def assert_right(images: ImageDataset, paths: list[Path]) -> None:
     for index in images.kept.tolist():
-        np.testing.assert_array_equal(images[index], read_prepared(paths[index], SIZE))
+        np.testing.assert_array_equal(images.prepared(index), read_prepared(paths[index], SIZE))
 
 
 def replace_secretly(path: Path, seed: int) -> None:
@@ -71,11 +71,11 @@ def test_it_is_built_once_and_served_from_then_on(paths: list[Path], tmp_path: P
     images, read = opened(paths, tmp_path)
     assert read == COUNT
     assert_right(images, paths)
-    old = images[3].copy()
+    old = images.prepared(3).copy()
     replace_secretly(paths[3], 999)
     again, read = opened(paths, tmp_path)
     assert read == 0
-    np.testing.assert_array_equal(again[3], old)
+    np.testing.assert_array_equal(again.prepared(3), old)
 
 
 def test_only_a_changed_file_is_read_again(paths: list[Path], tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_size_boxes_and_order_have_caches_of_their_own(paths: list[Path], tmp_pa
     opened(paths, tmp_path)
     boxed, read = opened(paths, tmp_path, boxes=boxes)
     assert read == COUNT
-    np.testing.assert_array_equal(boxed[5], read_prepared(paths[5], SIZE, (0, 0, 6, 6)))
+    np.testing.assert_array_equal(boxed.prepared(5), read_prepared(paths[5], SIZE, (0, 0, 6, 6)))
     assert opened(paths[::-1], tmp_path)[1] == COUNT
     assert len(list((tmp_path / "cache").iterdir())) == 3
 
@@ -102,7 +102,7 @@ def build_and_die(paths: list[Path], folder: Path) -> None:
         if done >= 64:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    PreparedImages(paths, SIZE, cache=folder, workers=0, progress=die)
+    ImageDataset(paths, SIZE, cache=folder, workers=0, progress=die)
 
 
 def test_a_killed_build_goes_on(paths: list[Path], tmp_path: Path) -> None:
@@ -148,8 +148,10 @@ def test_a_reader_does_not_see_rows_of_a_later_build(paths: list[Path], tmp_path
     os.utime(paths[2], ns=(7, 7))
     second, read = opened(paths, tmp_path)
     assert read == 1
-    np.testing.assert_array_equal(second[2], read_prepared(paths[2], SIZE))
-    np.testing.assert_array_equal(first[2], read_prepared(paths[2], SIZE))  # from the file: the stamp is not its own
+    np.testing.assert_array_equal(second.prepared(2), read_prepared(paths[2], SIZE))
+    np.testing.assert_array_equal(
+        first.prepared(2), read_prepared(paths[2], SIZE)
+    )  # from the file: the stamp is not its own
     assert first._cache is not None
     assert first._cache.row(2) is None
 
@@ -157,8 +159,8 @@ def test_a_reader_does_not_see_rows_of_a_later_build(paths: list[Path], tmp_path
 def build_and_report(paths: list[Path], folder: Path, gate: object, reports: object) -> None:
     count = Count()
     gate.wait()
-    images = PreparedImages(paths, SIZE, cache=folder, workers=0, progress=count)
-    right = all(np.array_equal(images[i], read_prepared(path, SIZE)) for i, path in enumerate(paths))
+    images = ImageDataset(paths, SIZE, cache=folder, workers=0, progress=count)
+    right = all(np.array_equal(images.prepared(i), read_prepared(path, SIZE)) for i, path in enumerate(paths))
     reports.put((right, count.total))
 
 
@@ -195,7 +197,7 @@ def test_broken_files(paths: list[Path], tmp_path: Path) -> None:
     assert images.kept.tolist() == [i for i in range(COUNT) if i not in (40, 90)]
     assert_right(images, paths)
     with pytest.raises(DataError, match=r"40\.png"):
-        images[40]
+        images.prepared(40)
     write(paths[40], 1)
     again, read = opened(paths, tmp_path, skip_broken=True)
     assert read == 2
@@ -226,20 +228,20 @@ def test_a_cache_that_is_no_folder(paths: list[Path], tmp_path: Path) -> None:
 
 def test_pictures_in_memory(paths: list[Path], tmp_path: Path) -> None:
     pixels = np.zeros((3, SIZE, SIZE, 3), np.uint8)
-    assert len(PreparedImages(pixels, SIZE, cache=tmp_path / "cache")) == 3
+    assert len(ImageDataset(pixels, SIZE, cache=tmp_path / "cache")) == 3
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigError, match="some are in memory"):
-        PreparedImages([paths[0], pixels[0]], SIZE, cache=tmp_path / "cache")
+        ImageDataset([paths[0], pixels[0]], SIZE, cache=tmp_path / "cache")
 
 
 def test_a_pickled_cache_carries_no_pixels(paths: list[Path], tmp_path: Path) -> None:
     images, _ = opened(paths, tmp_path)
     data = pickle.dumps(images)
     assert len(data) < 40_000 < COUNT * SIZE * SIZE * 3
-    np.testing.assert_array_equal(pickle.loads(data)[9], images[9])
+    np.testing.assert_array_equal(pickle.loads(data).prepared(9), images.prepared(9))
 
 
 def test_workers_build_the_same_cache(paths: list[Path], tmp_path: Path) -> None:
-    images = PreparedImages(paths, SIZE, cache=tmp_path / "other", workers=2)
+    images = ImageDataset(paths, SIZE, cache=tmp_path / "other", workers=2)
     assert_right(images, paths)
     assert opened(paths, tmp_path)[0].best_workers == 0

@@ -11,7 +11,7 @@ from PIL import Image
 
 import bier
 from bier.errors import BierError, ConfigError, DataError, ModelError
-from bier.images import PreparedImages
+from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import folded
 from bier.models.backbones import build_backbone
@@ -44,7 +44,7 @@ def test_every_kind_of_image_gives_the_same_vector(model: Model, pictures: np.nd
         [Image.fromarray(a) for a in pictures],
         list(pictures),
         generated,
-        PreparedImages(paths, 48),
+        ImageDataset(paths, 48),
     ):
         np.testing.assert_allclose(model.encode(images, batch_size=3), expected, rtol=1e-4, atol=1e-5)
     for one in (paths[2], pictures[2], Image.fromarray(pictures[2])):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bier.errors import ConfigError, ModelError
-from bier.images import PreparedImages, augment
+from bier.images import ImageDataset, augment
 from bier.models.backbones import build_backbone
 from bier.models.maps import TrunkCache, _view_seed
 
@@ -48,7 +48,7 @@ def test_maps_of_every_view(images: np.ndarray, trunk: nn.Module, tmp_path: Path
         "batch_size": 4,
         "precision": "float32",
     }  # bfloat16 is too coarse here
-    cache = TrunkCache(trunk, PreparedImages(images, 52), tmp_path, **settings)  # type: ignore[arg-type]
+    cache = TrunkCache(trunk, ImageDataset(images, 52), tmp_path, **settings)  # type: ignore[arg-type]
     assert cache.shape == (12, 12, 48)
     batch = [(3, 0), (7, 1), (3, 12), (0, 7)]
     [(maps, indices)] = cache.batches([batch])
@@ -66,7 +66,7 @@ def test_the_rest_trains_on_cached_maps(images: np.ndarray, tmp_path: Path) -> N
     backbone = build_backbone("conv4")
     backbone.freeze_before("conv3")
     trunk, rest = backbone.split("conv3")
-    cache = TrunkCache(trunk, PreparedImages(images, 52), tmp_path, crop=48, augment="none", views=1)
+    cache = TrunkCache(trunk, ImageDataset(images, 52), tmp_path, crop=48, augment="none", views=1)
     rest.train()
     rest(cache.maps(range(4), [0] * 4)).sum().backward()
     assert all(p.grad is not None for p in rest.parameters())
@@ -77,7 +77,7 @@ def test_the_rest_trains_on_cached_maps(images: np.ndarray, tmp_path: Path) -> N
 
 
 def test_computed_once_and_resumed(images: np.ndarray, trunk: nn.Module, tmp_path: Path) -> None:
-    source = PreparedImages(images, 52)
+    source = ImageDataset(images, 52)
     settings = {"crop": 48, "views": 3, "batch_size": 4}
     with pytest.raises(KeyboardInterrupt):
         TrunkCache(Counted(trunk, limit=17), source, tmp_path / "a", **settings)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_computed_anew_when_anything_changed(images: np.ndarray, trunk: nn.Modul
     def computed(pixels: np.ndarray = images, **changes: object) -> int:
         counted = Counted(trunk)
         settings = {"crop": 48, "views": 1, "augment": "paper", "seed": 0} | changes
-        TrunkCache(counted, PreparedImages(pixels, 52), tmp_path, **settings)  # type: ignore[arg-type]
+        TrunkCache(counted, ImageDataset(pixels, 52), tmp_path, **settings)  # type: ignore[arg-type]
         return counted.images
 
     assert computed() == 10
@@ -115,7 +115,7 @@ def test_computed_anew_when_anything_changed(images: np.ndarray, trunk: nn.Modul
 
 
 def test_bad_cuts_and_settings(images: np.ndarray, trunk: nn.Module, tmp_path: Path) -> None:
-    source = PreparedImages(images, 52)
+    source = ImageDataset(images, 52)
     with pytest.raises(ConfigError, match="views"):
         TrunkCache(trunk, source, tmp_path, crop=48, views=0)
     with pytest.raises(ModelError, match="cut it earlier"):

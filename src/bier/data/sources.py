@@ -22,7 +22,7 @@ DIVISIONS = ({"train", "test"}, {"train", "query", "gallery"})
 PARTS = ("train", "validation", "test", "query", "gallery")
 
 
-def list_images(path: Path) -> Part:
+def list_images(path: str | Path) -> Part:
     """Every image of a folder or a table (CSV, Parquet), undivided. All commands list images with this function.
 
     A folder: all images at any depth, the ids are their paths relative to it. The class of an image is the first folder
@@ -33,6 +33,7 @@ def list_images(path: Path) -> Part:
     A table: every row, whatever its split. Paths start from the table's folder; ids and labels are the text in the
     cells. A row without a label, and every row where there is no column `label`, has none.
     """
+    path = Path(path)
     try:
         if path.is_dir():
             return _list_folder(path)[0]

@@ -17,10 +17,10 @@ from bier.data import Dataset
 from bier.data.part import ALL
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
-from bier.images import PreparedImages, in_order
+from bier.images import ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
-from bier.models.backbone import autocast
+from bier.models.inference import inputs_in_order, run_network, to_array
 from bier.models.maps import TrunkCache
 from bier.models.model import Model
 
@@ -185,25 +185,23 @@ class _Reader:
         part = dataset[name]
         if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
             return _Embedded(self.model.embed_raw(part.images, progress=self.progress), part.labels, None)
-        source = PreparedImages(
+        source = ImageDataset(
             part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers
         )
         self.broken += [f"{broken.path}: {broken.reason}" for broken in source.broken]
         z = distributed.sharded(source.kept, lambda mine: self._embed(source.only(mine), f"{dataset.name}-{name}"))
-        return _Embedded(z, part.labels[source.kept], lambda row: source[int(source.kept[row])])
+        return _Embedded(z, part.labels[source.kept], lambda row: source.prepared(int(source.kept[row])))
 
-    def _embed(self, source: PreparedImages, name: str) -> NDArray[np.float32]:
+    def _embed(self, source: ImageDataset, name: str) -> NDArray[np.float32]:
         if not self.frozen_before or self.cache is None or distributed.world() > 1:
             return self.model.embed_raw(source, progress=self.progress)
         crop, stage = self.model.backbone.crop, self.frozen_before
         trunk, rest = self.model.backbone.split(stage)
         folder = self.cache / f"maps-{name}-{stage}-{crop}"
         maps = TrunkCache(trunk, source, folder, crop=crop, augment="none", views=1, progress=self.progress)
-        rows = []
-        with torch.inference_mode(), autocast(self.model.precision, self.model.device):
-            for inputs, _ in maps.batches(in_order(source.kept, BATCH)):
-                rows.append(self.model.ensemble(rest(inputs.to(self.model.device))).float().cpu())
-        return torch.cat(rows).numpy()
+        inputs = inputs_in_order(maps, source.kept, BATCH)
+        outputs = run_network(self.model.embedding_of(rest), inputs, self.model.device)
+        return to_array(outputs, self.model.dimension)
 
 
 @torch.no_grad()

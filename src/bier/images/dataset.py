@@ -1,18 +1,19 @@
-"""Prepared images by number, and batches of them as tensors, read by several processes."""
+"""Images as a torch Dataset, with its cache of prepared pixels, and the DataLoader that runs it."""
 
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from bier.errors import BierError, ConfigError, DataError
 from bier.images.cache import PixelCache
@@ -22,10 +23,15 @@ from bier.images.transforms import check_augmentation, read_prepared
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+Progress = Callable[[int, int], None]
+Item = int | tuple[int, int]  # the index of an image, or (index, seed of its augmentation)
+
+_FEW = 64  # up to so many images, starting worker processes takes longer than they save
+_CHUNK = 32  # images in a batch while files are checked or the cache is built
 
 
 def default_workers() -> int:
-    """One process a core that this process may use, four at most."""
+    """One process for each core that this process may use, four at most."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, 4)
 
@@ -37,103 +43,6 @@ def check_workers(workers: int | None) -> int | None:
     return workers
 
 
-def run_in_order(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: int) -> Iterator[Answer]:
-    """`task(job)` for every job, in the order of the jobs, whatever the number of processes.
-
-    With `workers` 0 everything happens in this process, one job when its answer is asked for. Otherwise up to two
-    jobs a worker are read ahead, `jobs` may be endless, and `task` must be picklable where processes are not forked.
-    A BierError in a worker is raised here as it was there. Large answers should be tensors: they come back through
-    shared memory. The global generators of torch are left alone.
-    """
-    if workers == 0:
-        for job in jobs:
-            yield task(job)
-        return
-    with warnings.catch_warnings():
-        # torch warns where there are more workers than cores, newer Pythons where a process with threads forks.
-        warnings.simplefilter("ignore")
-        answers = iter(
-            DataLoader(
-                _Tasks(task),
-                sampler=jobs,
-                batch_size=None,
-                num_workers=workers,
-                collate_fn=_as_it_is,
-                generator=torch.Generator(),
-            )
-        )
-    while (answer := _next_answer(answers)) is not _DONE:
-        if isinstance(answer, _Failure):
-            raise answer.error
-        yield answer
-
-
-def run_in_threads(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: int) -> Iterator[Answer]:
-    """As `run_in_order`, with threads: no start-up, and nothing to copy. Decoding lets go of Python's lock.
-
-    For a caller that computes outside of Python between two answers, such as a network; a caller that is busy in
-    Python itself is better served by processes.
-    """
-    if workers == 0:
-        yield from map(task, jobs)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[Answer]] = deque()
-        for job in jobs:
-            waiting.append(pool.submit(task, job))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-
-_DONE = object()
-
-
-def _next_answer(answers: Iterator[Any]) -> Any:
-    try:
-        return next(answers, _DONE)
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        reason = str(error).split(". ")[0].rstrip(".")
-        raise DataError(
-            f"A worker process that reads images died ({reason}), most likely for want of memory or of shared memory; "
-            "try fewer workers, or 0."
-        ) from error
-
-
-class _Failure:
-    """A worker's error on its way home: raised in the worker, torch would wrap it in a traceback."""
-
-    def __init__(self, error: BierError) -> None:
-        self.error = error
-
-
-class _Tasks(Dataset[Any], Generic[Job, Answer]):
-    """The task dressed as a data set whose index is the job."""
-
-    def __init__(self, task: Callable[[Job], Answer]) -> None:
-        self.task = task
-
-    def __getitem__(self, job: Job) -> Answer | _Failure:
-        try:
-            return self.task(job)
-        except BierError as error:
-            return _Failure(error.with_traceback(None))
-
-
-def _as_it_is(answer: Answer) -> Answer:
-    return answer
-
-
-Progress = Callable[[int, int], None]
-Plan = Iterable[Sequence[tuple[int, int]]]
-
-_FEW = 64  # up to so many images, starting worker processes takes longer than they save
-_CHUNK = 32  # images a worker reads for one answer while files are checked or the cache is built
-
-
 class Broken(NamedTuple):
     """An image that cannot be read: its number, its file and why."""
 
@@ -142,20 +51,29 @@ class Broken(NamedTuple):
     reason: str
 
 
-class PreparedImages:
-    """Images as uint8 squares (size, size, 3), by number.
+class ImageDataset(Dataset[Any]):
+    """A torch Dataset of images as uint8 tensors (3, crop, crop).
 
-    `images` is a sequence of paths, PIL images and arrays, or one uint8 array (N, H, W, 3). `boxes` (N, 4) holds
-    x1, y1, x2, y2 for each image in pixels of the upright original; a row of NaN stands for the whole picture.
+    `dataset[index]` is the image without a random augmentation (seed 0), `dataset[index, seed]` the image that this
+    seed draws; it depends on index and seed alone, never on the process or the order. `BalancedBatches` yields such
+    pairs, so that both go into a plain `DataLoader(dataset, batch_sampler=sampler)`. With `labels` (N,) an item is the
+    pair (pixels, label). A list of items gives a whole batch, channels-last in memory.
 
-    `cache` names a folder for a memory-mapped cache of the prepared pixels. It is filled here, before
-    the constructor returns, and serves every later run on the same files; only files that have changed are read
-    again. Images that are in memory already need none and ignore it.
+    Args:
+        images: paths, bytes of files, PIL images and arrays in a sequence, or one uint8 array (N, H, W, 3).
+        size: images are prepared as squares (size, size, 3): scaled by the longer side and padded.
+        boxes: (N, 4), x1, y1, x2, y2 of each image in pixels of the upright original, to which it is cropped before; a
+            row of NaN stands for the whole picture.
+        cache: a folder for a memory-mapped cache of the prepared pixels. It is filled before the constructor returns,
+            and serves every later run on the same files; only files that have changed are read again. Images that
+            are in memory already need none and ignore it.
+        skip_broken: read every file once (the cache remembers which were good) and leave out those that are broken.
+        workers: processes that read; None: several where there are files to decode, none where pixels are at hand.
+        progress: called with (done, total) while the cache is filled or files are checked.
+        crop, augment: the side of the tensors, by default `size`, and how they are cut out of the square.
 
-    Numbers always count the images as given. With `skip_broken` every file is read once (the cache remembers which
-    were good); `.broken` then lists those that cannot be read and `.kept` the numbers of the others. Without it
-    `.kept` is every number, and reading a broken image is a DataError.
-    `progress(done, total)` follows that pass.
+    Indices always count the images as given. `.broken` lists the images that were left out, `.kept` the indices of the
+    others. Without `skip_broken`, `.kept` is every index, and reading a broken image is a DataError that names it.
     """
 
     def __init__(
@@ -167,6 +85,10 @@ class PreparedImages:
         skip_broken: bool = False,
         workers: int | None = None,
         progress: Progress | None = None,
+        *,
+        crop: int | None = None,
+        augment: str = "none",
+        labels: ArrayLike | None = None,
     ) -> None:
         if size < 1:
             raise ConfigError(f"The 'size' of prepared images must be a positive number of pixels. Got {size} instead.")
@@ -174,6 +96,7 @@ class PreparedImages:
         self.size = size
         self.boxes = _checked_boxes(boxes, len(self.images))
         self.workers = check_workers(workers)
+        self._set_view(size if crop is None else crop, augment, labels)
         self.broken: list[Broken] = []
         paths = [image for image in self.images if isinstance(image, str | os.PathLike)] if self.on_disk else []
         self._cache: PixelCache | None = None
@@ -190,11 +113,42 @@ class PreparedImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> NDArray[np.uint8]:
-        """Image `index` as uint8 (size, size, 3); a DataError where its file is broken."""
+    def __getitem__(self, item: Item | list[Item]) -> Any:
+        if isinstance(item, list):
+            return self._batch(item)
+        if self.labels is None:
+            return self._batch([item])[0]
+        pixels, labels = self._batch([item])
+        return pixels[0], int(labels[0])
+
+    def _batch(self, items: Sequence[Item]) -> Any:
+        pairs = [item if isinstance(item, tuple) else (item, 0) for item in items]
+        pixels = np.empty((len(items), self.crop, self.crop, 3), np.uint8)
+        for row, (index, seed) in zip(pixels, pairs, strict=True):
+            row[:] = augmented(self.prepared(index), self.crop, self.augment, seed)
+        batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+        return batch if self.labels is None else (batch, torch.from_numpy(self.labels[[index for index, _ in pairs]]))
+
+    def prepared(self, index: int) -> NDArray[np.uint8]:
+        """Image `index` as uint8 (size, size, 3), neither cropped nor augmented; a DataError where it is broken."""
         if self._cache is not None and (row := self._cache.row(index)) is not None:
             return row
-        return self._read(index)
+        image = self.images[index]
+        box = self._box(index)
+        square = (self.size, self.size, 3)
+        if isinstance(image, np.ndarray) and image.shape == square and image.dtype == np.uint8 and box is None:
+            return image
+        return read_prepared(image, self.size, box)
+
+    def batches(self, plan: Iterable[Sequence[Item]], workers: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(pixels (B, 3, crop, crop), indices (B,)) for each batch of (index, seed); see `load_batches`."""
+        return load_batches(self.view(self.crop, self.augment, np.arange(len(self))), plan, workers)
+
+    def view(self, crop: int, augment: str = "none", labels: ArrayLike | None = None) -> Self:
+        """The same images cropped and augmented in another way; nothing is read again."""
+        other = copy(self)
+        other._set_view(crop, augment, labels)
+        return other
 
     def only(self, kept: ArrayLike) -> Self:
         """The same images with another `.kept`, without looking at them again: a share of the work."""
@@ -212,17 +166,18 @@ class PreparedImages:
     @property
     def best_workers(self) -> int:
         """What `workers=None` means: processes where there are files to decode, none where pixels are at hand."""
-        if self.workers is not None:
-            return self.workers
-        at_hand = self._cache is not None or not self.on_disk or len(self) <= _FEW
-        return 0 if at_hand else default_workers()
+        at_hand = self._cache is not None or not self.on_disk
+        return 0 if self.workers is None and at_hand else self._workers_for(len(self))
 
-    def _read(self, index: int) -> NDArray[np.uint8]:
-        image = self.images[index]
-        box = self._box(index)
-        if box is None and isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):
-            return image
-        return read_prepared(image, self.size, box)
+    def _set_view(self, crop: int, augment: str, labels: ArrayLike | None) -> None:
+        if crop < 1:
+            raise ConfigError(f"The 'crop' of images must be a positive number of pixels. Got {crop} instead.")
+        self.crop, self.augment = crop, check_augmentation(augment)
+        self.labels = None if labels is None else np.asarray(labels, np.int64)
+        if self.labels is not None and self.labels.shape != (len(self),):
+            raise DataError(
+                f"The labels of images must be one number per image, {len(self)}. Got {self.labels.shape} instead."
+            )
 
     def _box(self, index: int) -> Box | None:
         if self.boxes is None or np.isnan(self.boxes[index]).all():
@@ -230,120 +185,155 @@ class PreparedImages:
         x1, y1, x2, y2 = (float(value) for value in self.boxes[index])
         return x1, y1, x2, y2
 
-    def _attempt(self, indices: Sequence[int]) -> tuple[torch.Tensor, dict[int, str]]:
-        """The pixels (n, size, size, 3) of those that can be read, and why the others cannot."""
-        rows: list[NDArray[np.uint8]] = []
-        reasons: dict[int, str] = {}
-        for index in indices:
-            try:
-                rows.append(self._read(index))
-            except DataError as error:
-                reasons[index] = str(error)
-        return torch.from_numpy(np.array(rows, np.uint8).reshape(-1, self.size, self.size, 3)), reasons
+    def _note_broken(self, index: int, reason: str) -> None:
+        image = self.images[index]
+        path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+        self.broken.append(Broken(index, path, reason))
 
-    def _why_not(self, indices: Sequence[int]) -> dict[int, str]:
-        return self._attempt(indices)[1]
-
-    def _note(self, reasons: Mapping[int, str]) -> None:
-        for index, reason in reasons.items():
-            image = self.images[index]
-            path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
-            self.broken.append(Broken(index, path, reason))
-
-    def _pass_workers(self, images: int) -> int:
+    def _workers_for(self, images: int) -> int:
         if self.workers is not None:
             return self.workers
         return 0 if images <= _FEW else default_workers()
 
     def _check_all(self, progress: Progress | None) -> None:
-        chunks = _chunks(range(len(self)))
-        done = 0
-        answers = run_in_order(self._why_not, chunks, self._pass_workers(len(self)))
-        for chunk, reasons in zip(chunks, answers, strict=True):
-            self._note(reasons)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, len(self))
+        for chunk, _, reasons in self._attempts(range(len(self)), keep_pixels=False, progress=progress):
+            for index, reason in zip(chunk, reasons, strict=True):
+                if reason:
+                    self._note_broken(index, reason)
 
     def _fill_cache(self, cache: PixelCache, skip_broken: bool, progress: Progress | None) -> None:
         with cache.building() as stale:
-            chunks = _chunks(stale)
-            done = 0
-            self._cache = None  # what travels to the workers
-            answers = run_in_order(self._attempt, chunks, self._pass_workers(len(stale)))
-            for chunk, (pixels, reasons) in zip(chunks, answers, strict=True):
-                good = [index for index in chunk if index not in reasons]
-                cache.store(dict(zip(good, pixels.numpy(), strict=True)))
-                if reasons and not skip_broken:
-                    raise DataError(next(iter(reasons.values())))
-                self._note(reasons)
-                done += len(chunk)
-                if progress is not None:
-                    progress(done, len(stale))
+            self._cache = None  # workers read files
+            for chunk, pixels, reasons in self._attempts(stale, keep_pixels=True, progress=progress):
+                rows = zip(chunk, pixels.numpy(), reasons, strict=True)
+                cache.store({index: row for index, row, reason in rows if not reason})
+                for index, reason in zip(chunk, reasons, strict=True):
+                    if reason and not skip_broken:
+                        raise DataError(reason)
+                    if reason:
+                        self._note_broken(index, reason)
             self._cache = cache
 
-
-class Batches:
-    """Batches of pixels: pairs of a uint8 tensor (B, 3, crop, crop) and an int64 tensor (B,) of image numbers.
-
-    `plan` gives the (index, seed) of every image, batch by batch, and may be endless. An image depends on
-    its index and seed alone, so the batches are the same for every number of `workers`. The pixels lie channels-last
-    in memory (a permuted view of (B, crop, crop, 3)).
-
-    `workers` None: processes where there are files to decode, none where the pixels are in memory or in a cache.
-    `threads` makes them threads: no start-up, best where a network computes between two batches.
-    Workers read ahead, so a plan with a state of its own runs ahead of the batches that have come out.
-    """
-
-    def __init__(
-        self,
-        source: PreparedImages,
-        plan: Plan,
-        crop: int,
-        augment: str = "none",
-        workers: int | None = None,
-        threads: bool = False,
-    ) -> None:
-        if crop < 1:
-            raise ConfigError(
-                f"The 'crop' parameter of Batches must be a positive number of pixels. Got {crop} instead."
-            )
-        self.source = source
-        self.plan = plan
-        self.crop = crop
-        self.augment = check_augmentation(augment)
-        chosen = check_workers(workers)
-        self.workers = source.best_workers if chosen is None else chosen
-        self.threads = threads
-
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        run = run_in_threads if self.threads else run_in_order
-        for pixels, indices in run(self._batch, self.plan, self.workers):
-            yield pixels.permute(0, 3, 1, 2), torch.from_numpy(indices)
-
-    def _batch(self, batch: Sequence[tuple[int, int]]) -> tuple[torch.Tensor, NDArray[np.int64]]:
-        pixels = np.empty((len(batch), self.crop, self.crop, 3), np.uint8)
-        for row, (index, seed) in zip(pixels, batch, strict=True):
-            row[:] = augmented(self.source[index], self.crop, self.augment, seed)
-        return torch.from_numpy(pixels), np.array([index for index, _ in batch], np.int64)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"plan": ()}  # workers are told what to do and need no plan
+    def _attempts(
+        self, indices: Sequence[int], keep_pixels: bool, progress: Progress | None
+    ) -> Iterator[tuple[list[int], Tensor, list[str]]]:
+        """(indices, pixels, why each cannot be read or "") of one chunk after the other."""
+        chunks = list(BatchSampler(indices, _CHUNK, drop_last=False))
+        batches = load_batches(_Attempts(self, keep_pixels), chunks, self._workers_for(len(indices)))
+        done = 0
+        for chunk, (pixels, reasons) in zip(chunks, batches, strict=True):
+            yield chunk, pixels, reasons
+            done += len(chunk)
+            if progress is not None:
+                progress(done, len(indices))
 
 
-def in_order(images: int | ArrayLike, batch_size: int) -> list[list[tuple[int, int]]]:
-    """A plan of all images in order, seed 0, the last batch as short as it must be.
+class _Attempts(Dataset[Any]):
+    """Prepared images with the reason why one cannot be read, which is empty for those that can."""
 
-    `images` is how many there are, or the numbers themselves (such as `PreparedImages.kept`).
+    def __init__(self, images: ImageDataset, keep_pixels: bool) -> None:
+        self.images, self.keep_pixels = images, keep_pixels
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, list[str]]:
+        size, reasons = self.images.size, [""] * len(indices)
+        pixels = np.zeros((len(indices), size, size, 3) if self.keep_pixels else 0, np.uint8)
+        for row, index in enumerate(indices):
+            try:
+                prepared = self.images.prepared(index)
+            except DataError as error:
+                reasons[row] = str(error)
+                continue
+            if self.keep_pixels:
+                pixels[row] = prepared
+        return torch.from_numpy(pixels), reasons
+
+
+def in_order(images: int | ArrayLike, batch_size: int) -> BatchSampler:
+    """Batches of all images in order, seed 0, the last one as short as it must be.
+
+    `images` is how many there are, or their indices (such as `ImageDataset.kept`).
     """
     if batch_size < 1:
         raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
     indices = range(images) if isinstance(images, int) else np.asarray(images, np.int64).tolist()
-    return [[(i, 0) for i in indices[start : start + batch_size]] for start in range(0, len(indices), batch_size)]
+    return BatchSampler([(index, 0) for index in indices], batch_size, drop_last=False)  # type: ignore[misc]
 
 
-def _chunks(indices: Sequence[int]) -> list[list[int]]:
-    return [list(indices[start : start + _CHUNK]) for start in range(0, len(indices), _CHUNK)]
+def load_batches(dataset: Dataset[Any], batches: Iterable[Sequence[Item]], workers: int | None = None) -> Iterator[Any]:
+    """`dataset[list(batch)]` for each batch, by a DataLoader: in order, read ahead by workers. Batches may be endless.
+
+    What it adds to `DataLoader(dataset, batch_sampler=batches)`: a data set that gives a whole batch at once writes it
+    into one array, with half of the copying and channels-last as networks like it; an error in a worker is raised as
+    it is in this process, in one line without the worker's traceback; a worker that dies is a DataError; the global
+    generator of torch is left alone. As there, a sampler is ahead of the batches that have come out.
+
+    workers: None chooses as `ImageDataset` describes.
+    """
+    if workers is None:
+        workers = dataset.best_workers if isinstance(dataset, ImageDataset) else 0
+    with warnings.catch_warnings():
+        # torch warns where there are more workers than cores, newer Pythons where a process with threads forks.
+        warnings.simplefilter("ignore")
+        loaded = iter(
+            DataLoader(
+                dataset,
+                sampler=(list(batch) for batch in batches),
+                batch_size=None,
+                num_workers=check_workers(workers) or 0,
+                collate_fn=_unchanged,
+                generator=torch.Generator(),
+            )
+        )
+    while (batch := _next_batch(loaded)) is not _DONE:
+        yield batch
+
+
+_DONE = object()
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _next_batch(loaded: Iterator[Any]) -> Any:
+    try:
+        return next(loaded, _DONE)
+    except BierError as error:
+        # torch puts the traceback of a worker into the message; its last line has the type and the message itself.
+        mark = f"\n{type(error).__module__}.{type(error).__qualname__}: "
+        _, found, message = str(error).rpartition(mark)
+        if not found:
+            raise
+        raise type(error)(message.strip()) from None
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        reason = str(error).split(". ")[0].rstrip(".")
+        raise DataError(
+            f"A worker process that reads images died ({reason}), most likely because memory or shared memory ran out; "
+            "try fewer workers, or 0."
+        ) from error
+
+
+def run_in_threads(task: Callable[[Job], Answer], jobs: Iterable[Job], workers: int) -> Iterator[Answer]:
+    """`task(job)` for every job, in the order of the jobs, computed ahead by threads.
+
+    Better than a DataLoader for encoding: threads need no time to start, which counts for few images, and copy
+    nothing between processes; decoding releases Python's lock, and so does the network that computes meanwhile. The
+    jobs may come from an iterator whose images cannot be indexed. A loop that is busy in Python itself, as training
+    is, is better served by the processes of `load_batches`.
+    """
+    if workers == 0:
+        yield from map(task, jobs)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[Future[Answer]] = deque()
+        for job in jobs:
+            waiting.append(pool.submit(task, job))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _checked(images: Sequence[Source] | NDArray[np.uint8]) -> Sequence[Source] | NDArray[np.uint8]:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from bier import files
 from bier.errors import ConfigError, ModelError
-from bier.images import Batches, PreparedImages
-from bier.models.backbone import autocast, reuse_memory
+from bier.images import ImageDataset
+from bier.images.dataset import Item
+from bier.models.inference import device_of, run_network
 
 _VERSION = 1
 
@@ -38,7 +39,7 @@ class TrunkCache:
     def __init__(
         self,
         trunk: nn.Module,
-        source: PreparedImages,
+        source: ImageDataset,
         folder: str | Path,
         *,
         crop: int,
@@ -52,7 +53,7 @@ class TrunkCache:
     ) -> None:
         if views < 1:
             raise ConfigError(f"The 'views' parameter must be at least 1. Got {views} instead.")
-        self.source, self.views, self.count = source, views, len(source)
+        self.source, self.views, self.count, self.kept = source, views, len(source), source.kept
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._state = self._folder / "maps.json"
@@ -67,15 +68,17 @@ class TrunkCache:
                 [(row % self.count, _view_seed(seed, row)) for row in rows[start : start + batch_size]]
                 for start in range(done or 0, len(rows), batch_size)
             ]
-            self._fill(
-                trunk, Batches(source, plan, crop, augment, workers), rows, done or 0, fingerprint, precision, progress
-            )
+            pixels = (batch for batch, _ in source.view(crop, augment).batches(plan, workers))
+            self._fill(trunk.eval(), pixels, rows, done or 0, fingerprint, precision, progress)
 
-    def batches(self, plan: Iterable[Sequence[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of float32 maps (B, C, H, W), channels-last, and int64 image numbers (B,), in the order of the plan."""
+    def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs of float32 maps (B, C, H, W), channels-last, and int64 indices (B,), in the order of the plan.
+
+        Without a DataLoader: a batch is one copy out of the memory map, which workers would only copy once more.
+        """
         for batch in plan:
-            indices = [index for index, _ in batch]
-            yield self.maps(indices, [seed for _, seed in batch]), torch.tensor(indices)
+            indices, seeds = zip(*(item if isinstance(item, tuple) else (item, 0) for item in batch), strict=True)
+            yield self.maps(indices, seeds), torch.tensor(indices)
 
     def maps(self, indices: Sequence[int], seeds: Sequence[int]) -> Tensor:
         """float32 (B, C, H, W): view `seed % views` of each image."""
@@ -112,26 +115,20 @@ class TrunkCache:
                 f"The maps need {needed:.1f} GiB at {str(self._folder)!r}, which failed: {error}."
             ) from error
 
-    @torch.no_grad()
     def _fill(
         self,
         trunk: nn.Module,
-        batches: Batches,
+        batches: Iterator[Tensor],
         rows: Sequence[int],
         done: int,
         fingerprint: str,
         precision: str,
         progress: Callable[[int, int], None] | None,
     ) -> None:
-        reuse_memory()
-        trunk.eval()
-        device = next((tensor.device for tensor in (*trunk.parameters(), *trunk.buffers())), torch.device("cpu"))
-        for pixels, _ in batches:
-            with autocast(precision, device):
-                maps = trunk(pixels.to(device))
+        for maps in run_network(trunk, batches, device_of(trunk), precision):
             stored = maps.to(torch.bfloat16).permute(0, 2, 3, 1).contiguous().cpu().view(torch.int16)
-            self._maps[rows[done : done + len(pixels)]] = stored.numpy()
-            done += len(pixels)
+            self._maps[rows[done : done + len(maps)]] = stored.numpy()
+            done += len(maps)
             self._record(fingerprint, done)
             if progress is not None:
                 progress(done, len(rows))
@@ -158,15 +155,14 @@ def _view_seed(seed: int, row: int) -> int:
 
 @torch.no_grad()
 def _shape(trunk: nn.Module, crop: int) -> tuple[int, int, int]:
-    tensor = next((tensor for tensor in (*trunk.parameters(), *trunk.buffers())), torch.zeros(0))
-    maps = trunk.eval()(torch.zeros(1, 3, crop, crop, device=tensor.device))
+    maps = trunk.eval()(torch.zeros(1, 3, crop, crop, device=device_of(trunk)))
     if maps.ndim != 4:
         raise ModelError(f"The trunk must give maps (B, C, H, W). Got the shape {tuple(maps.shape)}: cut it earlier.")
     _, channels, height, width = maps.shape
     return height, width, channels
 
 
-def _fingerprint(trunk: nn.Module, source: PreparedImages, settings: dict[str, Any]) -> str:
+def _fingerprint(trunk: nn.Module, source: ImageDataset, settings: dict[str, Any]) -> str:
     """What the maps depend on: the weights, the settings, and every image with its box."""
 
     def about() -> Iterator[bytes]:

@@ -1,19 +1,15 @@
 """The model that users load: images in, vectors out; and the folder it is saved in."""
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from hashlib import sha256
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL.Image import Image
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
@@ -22,81 +18,13 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from bier import distributed
-from bier.errors import BierError, ConfigError, DataError, ModelError
+from bier.errors import BierError, DataError, ModelError
 from bier.files import folder_aside
-from bier.images import Batches, PreparedImages, Source, augment, default_workers, in_order, read_prepared
-from bier.images.dataset import check_workers, run_in_threads
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision, reuse_memory
+from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision
 from bier.models.backbones import build_backbone
-
-Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | PreparedImages
-_FEW = 64  # up to so many files, starting worker processes takes longer than they save
-
-
-def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers: int | None) -> Iterator[Tensor]:
-    """Centre crops, uint8 (B, 3, crop, crop), of one image or of any iterable of them, never all in memory at once.
-
-    An image is a path, the bytes of a file, a PIL image or an array (H, W, 3); an array (N, H, W, 3) is N of them.
-    """
-    if batch_size < 1:
-        raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
-    if isinstance(images, PreparedImages):
-        batches = Batches(images, in_order(images.kept, batch_size), crop, workers=workers, threads=True)
-        yield from (pixels for pixels, _ in batches)
-        return
-    sources = _each(images)
-    first = list(islice(sources, _FEW + 1))
-    chosen = check_workers(workers)
-    if chosen is None:
-        many_files = len(first) > _FEW and isinstance(first[0], str | os.PathLike | bytes)
-        chosen = default_workers() if many_files else 0
-    task = partial(_centre_crops, size=size, crop=crop)
-    for pixels in run_in_threads(task, _grouped(chain(first, sources), batch_size), chosen):
-        yield pixels.permute(0, 3, 1, 2)
-
-
-def feature_batches(features: Any, width: int, batch_size: int) -> Iterator[Tensor]:
-    """The rows of an array (N, width), or of any iterable of rows, as float32 (B, width)."""
-    for rows in _grouped(iter(features), batch_size):
-        batch = torch.from_numpy(np.asarray(rows, np.float32))
-        if batch.ndim != 2 or batch.shape[1] != width:
-            raise DataError(f"Features must have the shape (N, {width}). Got rows of {tuple(batch.shape[1:])} instead.")
-        yield batch
-
-
-def count(images: Images) -> int | None:
-    """How many images there are; None where only reading them all would tell."""
-    if isinstance(images, PreparedImages):
-        return len(images.kept)
-    if _is_one(images):
-        return 1
-    return len(images) if isinstance(images, Sequence | np.ndarray) else None
-
-
-def _is_one(images: Images) -> bool:
-    single = isinstance(images, str | os.PathLike | bytes | Image)
-    return single or (isinstance(images, np.ndarray) and images.ndim in (2, 3) and images.shape[-1] != 0)
-
-
-def _each(images: Images) -> Iterator[Source]:
-    if _is_one(images):
-        return iter([images])  # type: ignore[list-item]
-    if not isinstance(images, Iterable):
-        raise DataError(f"Images must be paths, PIL images or arrays. Got {type(images).__name__} instead.")
-    return iter(images)  # type: ignore[arg-type]
-
-
-def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while group := list(islice(items, size)):
-        yield group
-
-
-def _centre_crops(sources: list[Source], *, size: int, crop: int) -> Tensor:
-    rows = [augment(read_prepared(source, size), crop, "none", 0) for source in sources]
-    return torch.from_numpy(np.stack(rows))
-
+from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
 VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -132,9 +60,6 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return safetensors.load(data), description
     except (ValueError, SafetensorError) as error:
         raise ModelError(f"The model {str(path)!r} is damaged: {' '.join(str(error).split())}.") from error
-
-
-Progress = Callable[[int, int], None]
 
 
 class Model(nn.Module):
@@ -221,7 +146,7 @@ class Model(nn.Module):
 
         Args:
             images: one image or any iterable of them: paths, PIL images, arrays (H, W, 3), one array (N, H, W, 3), or a
-                `PreparedImages`. An iterator is read as it is used. For the backbone `features`: rows of features.
+                `ImageDataset`. An iterator is read as it is used. For the backbone `features`: rows of features.
             batch_size: images that pass through the network at once.
             learners: keep the first m learners only, weighted as an ensemble of m: a shorter vector.
             workers: threads that decode; None chooses.
@@ -234,7 +159,7 @@ class Model(nn.Module):
         dimension = sum(self.groups[:learners])
         with _following(progress) as follow:
             batches = self._raw_batches(images, batch_size, workers, follow)
-            return _stacked((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
+            return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
 
     def embed_raw(
         self,
@@ -244,7 +169,7 @@ class Model(nn.Module):
         progress: Progress | None = None,
     ) -> NDArray[np.float32]:
         """The raw embedding z, float32 (N, d), of which every learner's part and the test-time vector are made."""
-        return _stacked(self._raw_batches(images, batch_size, workers, progress), self.dimension)
+        return to_array(self._raw_batches(images, batch_size, workers, progress), self.dimension)
 
     def vectors(self, raw: NDArray[np.float32], learners: int | None = None) -> NDArray[np.float32]:
         """The test-time vectors of raw embeddings (N, d)."""
@@ -286,23 +211,24 @@ class Model(nn.Module):
     def _raw_batches(
         self, images: Images, batch_size: int, workers: int | None, progress: Progress | None
     ) -> Iterator[Tensor]:
-        reuse_memory()
-        (network, ensemble), backbone, done = self.network(), self.backbone, 0
-        if backbone.crop:
-            total = count(images)
-            batches = pixel_batches(images, backbone.resize, backbone.crop, batch_size, workers)
-        else:
-            total = len(images) if isinstance(images, Sized) else None
-            batches = feature_batches(images, backbone.features, batch_size)
-        for batch in batches:
-            with torch.inference_mode():
-                with autocast(self.precision, self.device):
-                    features = network(batch.to(self.device))
-                z: Tensor = ensemble(features.to(self.ensemble.weight.dtype))
-            yield z.float().cpu()
-            done += len(batch)
-            if progress is not None:
-                progress(done, total or 0)
+        batches, total = batches_for(self.backbone, images, batch_size, workers)
+        backbone, _ = self.network()
+        outputs = run_network(self.embedding_of(backbone), batches, self.device, progress=progress, total=total or 0)
+        return (z.float().cpu() for z in outputs)
+
+    def embedding_of(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Inputs to the raw embedding, by the backbone or by what follows its frozen stages.
+
+        The network runs in the precision of the model, the embedding in that of its weights.
+        """
+
+        def embed(inputs: Tensor) -> Tensor:
+            with autocast(self.precision, self.device):
+                features = network(inputs)
+            z: Tensor = self.ensemble(features.to(self.ensemble.weight.dtype))
+            return z
+
+        return embed
 
 
 @contextmanager
@@ -317,11 +243,6 @@ def _following(progress: bool | Progress | None) -> Iterator[Progress | None]:
             yield lambda done, total: bar.update(task, completed=done, total=total or None)
     else:
         yield None
-
-
-def _stacked(batches: Iterator[Tensor], dimension: int) -> NDArray[np.float32]:
-    rows = [batch.detach().numpy() for batch in batches]
-    return np.concatenate(rows) if rows else np.empty((0, dimension), np.float32)
 
 
 def load(path: str | Path, precision: str | None = None, device: str | torch.device | None = None) -> Model:

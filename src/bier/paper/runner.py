@@ -25,9 +25,9 @@ from bier.errors import ConfigError, DataError, needs
 from bier.evaluate.dataset import assess, assess_classifier
 from bier.evaluate.report.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
-from bier.images import Batches, PreparedImages, in_order
+from bier.images import ImageDataset
 from bier.method.boosting import BoostedParts
-from bier.models.backbone import autocast
+from bier.models.inference import inputs_in_order, run_network, to_array
 from bier.models.model import Model, load, pretrained
 from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of
 from bier.paper.experiments import Experiment
@@ -95,10 +95,10 @@ def write_features(run: Path, dataset: Dataset, file: Path, cache: Path | None) 
     classes = 0
     for number, name in enumerate(("train", "test")):
         part = dataset[name]
-        source = PreparedImages(part.images, backbone.resize, part.boxes, cache)
-        for pixels, _ in Batches(source, in_order(source.kept, BATCH), backbone.crop):
-            with autocast(model.precision, pixels.device):
-                tensors["features"].append(backbone(pixels).float())
+        source = ImageDataset(part.images, backbone.resize, part.boxes, cache, crop=backbone.crop)
+        pixels = inputs_in_order(source, source.kept, BATCH)
+        features = to_array(run_network(backbone, pixels, model.device, model.precision))
+        tensors["features"].append(torch.from_numpy(features))
         labels = part.labels[source.kept]
         tensors["labels"].append(torch.from_numpy(labels + classes))  # classes of the two parts stay apart
         tensors["split"].append(torch.full((len(labels),), number))

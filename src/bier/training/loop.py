@@ -102,7 +102,7 @@ def train(
             model: torch.nn.Module = setup.objective
             if distributed.world() > 1:
                 model = DistributedDataParallel(setup.objective)
-            batches = iter(setup.feed.batches(setup.sampler))
+            batches = iter(setup.inputs.batches(setup.sampler))
             setup.objective.train()
 
             while not state.done(config.train) and not interrupted:

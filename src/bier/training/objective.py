@@ -28,7 +28,7 @@ class ObjectiveParts(NamedTuple):
 class Objective(nn.Module):
     """Everything that has weights to train. `forward` is Eq. (18), Section 3.3.2 of the paper.
 
-    `network` maps what the feed gives (pixels, maps of a frozen trunk, or features) to features (B, h). `metric` has a
+    `network` maps the inputs (pixels, maps of a frozen trunk, or features) to features (B, h). `metric` has a
     method `parts(z, labels)` that returns `BoostedParts`. Under DistributedDataParallel each process brings its share
     of the batch; features are gathered once, here, for all losses, so that any `metric` sees the whole batch.
     """
@@ -58,7 +58,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def embed(self, inputs: Tensor) -> Tensor:
-        """The raw embedding z (B, d) of what a feed gives, on the device of W."""
+        """The raw embedding z (B, d) of the inputs, on the device of W."""
         z: Tensor = self.ensemble(self.features(inputs.to(self.ensemble.weight.device)))
         return z
 

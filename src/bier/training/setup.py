@@ -1,11 +1,10 @@
 """From a config to what is trained: data, backbone, embedding, losses, batches."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,8 +18,7 @@ from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
 from bier.evaluate.recall import recall_at_k
-from bier.images import Batches, PreparedImages, in_order
-from bier.images.dataset import Progress
+from bier.images import ImageDataset
 from bier.method.classifier import BoostedClassifier
 from bier.method.defaults import Start, Weighting
 from bier.method.diversity import ActivationLoss, AdversarialLoss
@@ -29,108 +27,30 @@ from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
 from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
+from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
 from bier.models.maps import TrunkCache
 from bier.models.model import Model
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
-Plan = Iterable[Sequence[tuple[int, int]]]
 
-
-class Feed(Protocol):
-    """Inputs of a part's images. `kept` are the numbers of those that can be read."""
-
-    kept: NDArray[np.int64]
-
-    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-        """(inputs (B, ...), image numbers (B,)) for each batch of a plan, augmented for training."""
-        ...
-
-    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        """Inputs of these images as they are at test time, for the same network."""
-        ...
-
-
-class PixelFeed:
-    """Pixels (B, 3, crop, crop), uint8."""
-
-    def __init__(self, part: Part, backbone: Backbone, config: Config, progress: Progress | None = None) -> None:
-        data = config.data
-        cache = Path(data.cache) if data.cache else None
-        workers = None if data.workers < 0 else data.workers
-        self.source = PreparedImages(
-            part.images, backbone.resize, part.boxes, cache, data.skip_broken, workers, progress=progress
-        )
-        self.kept = self.source.kept
-        self.crop = backbone.crop
-        self.augment = data.augment
-
-    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-        return iter(Batches(self.source, plan, self.crop, self.augment))
-
-    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        for pixels, _ in Batches(self.source, in_order(numbers, batch_size), self.crop):
-            yield pixels
-
-
-class FeatureFeed:
-    """Pre-computed features (B, h); nothing is augmented."""
-
-    def __init__(self, part: Part) -> None:
-        self.rows = torch.from_numpy(np.ascontiguousarray(part.images, dtype=np.float32))
-        self.kept = np.arange(len(part), dtype=np.int64)
-
-    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in plan:
-            numbers = torch.tensor([number for number, _ in batch])
-            yield self.rows[numbers], numbers
-
-    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        yield from self.rows[torch.from_numpy(numbers)].split(batch_size)
-
-
-class TrunkFeed:
-    """Maps (B, C, H, W) of the frozen stages, computed once for several augmented views of each image.
-
-    With `training=False` it is one view, the one of test time.
-    """
-
-    def __init__(
-        self,
-        pixels: PixelFeed,
-        trunk: nn.Module,
-        folder: Path,
-        config: Config,
-        progress: Progress,
-        training: bool = True,
-    ) -> None:
-        self.kept = pixels.kept
-        self.training = training
-        views, augment = (config.model.trunk_views, config.data.augment) if training else (1, "none")
-        self.cache = TrunkCache(
-            trunk,
-            pixels.source,
-            folder,
-            crop=pixels.crop,
-            augment=augment,
-            views=views,
-            precision=config.train.precision,
-            progress=progress,
-        )
-
-    def batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.cache.batches(plan)
-
-    def in_order(self, numbers: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-        if self.training:
-            raise RuntimeError("these maps are of augmented views")
-        return (maps for maps, _ in self.cache.batches(in_order(numbers, batch_size)))
-
-
-def feed_for(part: Part, backbone: Backbone, config: Config, progress: Progress | None = None) -> Feed:
-    """The feed that suits a part's images."""
+def inputs_for(
+    part: Part, backbone: Backbone, config: Config, progress: Progress | None = None, training: bool = True
+) -> ImageDataset | FeatureRows:
+    """The images of a part as the backbone takes them: augmented for training, else as they are at test time."""
     if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
-        return FeatureFeed(part)
-    return PixelFeed(part, backbone, config, progress)
+        return FeatureRows(part.images)
+    data = config.data
+    return ImageDataset(
+        part.images,
+        backbone.resize,
+        part.boxes,
+        cache=data.cache or None,
+        skip_broken=data.skip_broken,
+        workers=None if data.workers < 0 else data.workers,
+        progress=progress,
+        crop=backbone.crop,
+        augment=data.augment if training else "none",
+    )
 
 
 VALIDATION_BATCH = 128
@@ -148,7 +68,7 @@ MetricBuilder = Callable[[int, int], nn.Module]  # (size of the embedding, numbe
 class Validation:
     """The validation part of the data set, measured while the run trains."""
 
-    feed: Feed
+    inputs: Inputs
     labels: NDArray[np.int64]  # of all images of the part
     weighting: Weighting
 
@@ -156,8 +76,12 @@ class Validation:
     def measure(self, objective: Objective) -> list[float]:
         """R@1 (or accuracy, for a classifier) in percent: of the ensemble, then of each learner."""
         objective.eval()
-        z = torch.cat([objective.embed(inputs) for inputs in self.feed.in_order(self.feed.kept, VALIDATION_BATCH)])
-        labels = torch.from_numpy(self.labels[self.feed.kept]).to(z.device)
+        inputs, device = (
+            inputs_in_order(self.inputs, self.inputs.kept, VALIDATION_BATCH),
+            objective.ensemble.weight.device,
+        )
+        z = torch.from_numpy(to_array(run_network(objective.embed, inputs, device))).to(device)
+        labels = torch.from_numpy(self.labels[self.inputs.kept]).to(device)
         if isinstance(objective.metric, BoostedClassifier):
             right = accuracies(objective.metric, z, labels)
             values = [value for name, value in right.items() if not name.startswith("prefix-")]
@@ -177,7 +101,7 @@ class TrainingSetup:
     dataset: Dataset
     backbone: Backbone
     objective: Objective
-    feed: Feed
+    inputs: Inputs
     labels: Tensor  # (N,) of the training images
     sampler: BalancedBatches
     validation: Validation | None
@@ -217,7 +141,7 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
     backbone = backbone_for(config, part).to(distributed.device())
     groups = sizes(config)
     ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config), config.model.bias)
-    network, feed = feed_and_network(config, backbone, part, run, progress)
+    network, inputs = network_and_inputs(config, backbone, part, run, progress)
     objective = Objective(
         network,
         ensemble,
@@ -227,22 +151,22 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
         config.train.precision,
     )
     objective.to(distributed.device())
-    _check_classes(config, dataset, part.labels[feed.kept])
+    _check_classes(config, dataset, part.labels[inputs.kept])
     sampler = BalancedBatches(
-        part.labels[feed.kept],
+        part.labels[inputs.kept],
         config.train.batch_classes,
         config.train.batch_images,
         config.seed,
         distributed.rank(),
         distributed.world(),
-        indices=feed.kept,
+        indices=inputs.kept,
     )
     return TrainingSetup(
         config,
         dataset,
         backbone,
         objective,
-        feed,
+        inputs,
         torch.from_numpy(part.labels),
         sampler,
         _validation(config, dataset, backbone, run, progress),
@@ -283,22 +207,34 @@ def backbone_for(config: Config, part: Part) -> Backbone:
     return backbone
 
 
-def feed_and_network(
+def network_and_inputs(
     config: Config, backbone: Backbone, part: Part, run: Path, progress: Preparing, training: bool = True
-) -> tuple[nn.Module, Feed]:
-    """Training images (or those to validate on) as they enter what is trained, and the network that takes them."""
-    feed = feed_for(part, backbone, config, lambda done, total: progress("reading images", done, total))
-    if not config.model.trunk_views or not isinstance(feed, PixelFeed):
-        return backbone, feed
-    stage = config.model.trainable_from
+) -> tuple[nn.Module, Inputs]:
+    """What is trained, and the images of a part as they enter it: pixels, features, or maps of the frozen stages.
+
+    Maps are computed once, for several augmented views of each image (for validation: one view, that of test time).
+    """
+    settings, stage = config.model, config.model.trainable_from
+    follow = lambda done, total: progress("reading images", done, total)  # noqa: E731
+    images = inputs_for(part, backbone, config, follow, training)
+    if not settings.trunk_views or not isinstance(images, ImageDataset):
+        return backbone, images
     trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
     home = Path(config.data.cache) if config.data.cache else run
-    made_of = repr(
-        (config.data, config.model.backbone, config.model.resolution, stage, config.model.trunk_views, training)
+    made_of = repr((config.data, settings.backbone, settings.resolution, stage, settings.trunk_views, training))
+    # Under torchrun every process comes here at once: the lock of the cache lets one compute while the others wait.
+    # A barrier would give up after its timeout, and the maps of a large data set take longer.
+    maps = TrunkCache(
+        trunk,
+        images,
+        home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}",
+        crop=images.crop,
+        augment=images.augment,
+        views=settings.trunk_views if training else 1,
+        precision=config.train.precision,
+        progress=lambda done, total: progress("maps of the frozen stages", done, total),
     )
-    folder = home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}"
-    follow = lambda done, total: progress("maps of the frozen stages", done, total)  # noqa: E731
-    return rest, TrunkFeed(feed, trunk, folder, config, follow, training)
+    return rest, maps
 
 
 def sizes(config: Config) -> tuple[int, ...]:
@@ -317,8 +253,8 @@ def _validation(
     if "validation" not in dataset.parts:
         return None
     part = dataset["validation"]
-    _, feed = feed_and_network(config, backbone, part, run, progress, training=False)
-    return Validation(feed, part.labels, config.model.weighting)
+    _, inputs = network_and_inputs(config, backbone, part, run, progress, training=False)
+    return Validation(inputs, part.labels, config.model.weighting)
 
 
 def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
@@ -330,8 +266,8 @@ def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> No
         return
     generator = np.random.default_rng(config.seed)
     most = MOST_FEATURES if loss is not None else FEATURES_FOR_MEAN
-    chosen = np.sort(generator.permutation(setup.feed.kept)[:most])
-    features = torch.cat(_features(setup, chosen, progress))
+    chosen = np.sort(generator.permutation(setup.inputs.kept)[:most])
+    features = _features(setup, chosen, progress)
     if loss is not None:
         _solve(config, ensemble, features, loss, progress)
     if config.model.bias:
@@ -357,12 +293,10 @@ def _solve(
         )
 
 
-@torch.no_grad()
-def _features(setup: TrainingSetup, numbers: NDArray[np.int64], progress: Preparing) -> list[Tensor]:
-    """phi of one view of each image, by the pretrained network."""
-    setup.objective.eval()
-    rows: list[Tensor] = []
-    for inputs, _ in setup.feed.batches(in_order(numbers, 64)):
-        rows.append(setup.objective.features(inputs.to(setup.device)))
-        progress("features for the start", sum(map(len, rows)), len(numbers))
-    return rows
+def _features(setup: TrainingSetup, numbers: NDArray[np.int64], progress: Preparing) -> Tensor:
+    """phi of one view of each image, by the pretrained network, on the device of the model."""
+    objective = setup.objective.eval()
+    inputs = inputs_in_order(setup.inputs, numbers, 64)
+    follow = lambda done, total: progress("features for the start", done, total)  # noqa: E731
+    outputs = run_network(objective.features, inputs, setup.device, progress=follow, total=len(numbers))
+    return torch.from_numpy(to_array(outputs)).to(objective.ensemble.weight)

@@ -1,0 +1,154 @@
+"""One loop that runs a network over images or features, in order, and the batches that it takes."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import chain, islice
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from bier.errors import ConfigError, DataError
+from bier.images import ImageDataset, Source, default_workers, in_order
+from bier.images.dataset import Item, check_workers, run_in_threads
+from bier.models.backbone import Backbone, autocast, reuse_memory
+
+Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | ImageDataset
+Progress = Callable[[int, int], None]
+_FEW = 64  # up to so many files, starting threads takes longer than they save
+
+
+def run_network(
+    network: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+    device: torch.device,
+    precision: str = "float32",
+    progress: Progress | None = None,
+    total: int = 0,
+) -> Iterator[Tensor]:
+    """The outputs of a network for one batch after the other, computed on its `device`, where they stay.
+
+    progress: called with (rows done, `total`) after each batch.
+    """
+    reuse_memory()
+    done = 0
+    for batch in batches:
+        with torch.inference_mode(), autocast(precision, device):
+            output = network(batch.to(device))
+        yield output
+        done += len(batch)
+        if progress is not None:
+            progress(done, total)
+
+
+def to_array(outputs: Iterable[Tensor], width: int = 0) -> NDArray[np.float32]:
+    """The outputs of `run_network` as one float32 array (N, width)."""
+    rows = [output.float().cpu().numpy() for output in outputs]
+    return np.concatenate(rows) if rows else np.empty((0, width), np.float32)
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the weights of a module are; the CPU if it has none."""
+    return next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+
+
+class Inputs(Protocol):
+    """The images of a part as a network takes them: an ImageDataset, the maps of a TrunkCache or FeatureRows."""
+
+    kept: NDArray[np.int64]  # the indices of the images that can be read
+
+    def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(inputs (B, ...), indices (B,)) for each batch of (index, seed)."""
+        ...
+
+
+class FeatureRows:
+    """Features (N, h) computed before, as inputs; there is nothing to augment, and no worker is needed."""
+
+    def __init__(self, features: ArrayLike) -> None:
+        self.rows = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+        self.kept = np.arange(len(self.rows), dtype=np.int64)
+
+    def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in plan:
+            indices = torch.tensor([item[0] if isinstance(item, tuple) else item for item in batch])
+            yield self.rows[indices], indices
+
+
+def inputs_in_order(inputs: Inputs, indices: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
+    """The inputs of these images in this order, seed 0."""
+    return (batch for batch, _ in inputs.batches(in_order(indices, batch_size)))
+
+
+def batches_for(
+    backbone: Backbone, images: Any, batch_size: int, workers: int | None
+) -> tuple[Iterator[Tensor], int | None]:
+    """Batches of images (of rows, for the backbone `features`), and how many images there are if that is known."""
+    if not backbone.crop:
+        total = len(images) if isinstance(images, Sized) else None
+        return feature_batches(images, backbone.features, batch_size), total
+    return pixel_batches(images, backbone.resize, backbone.crop, batch_size, workers), _count(images)
+
+
+def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers: int | None) -> Iterator[Tensor]:
+    """Centre crops, uint8 (B, 3, crop, crop), of one image or of any iterable of them, never all in memory at once.
+
+    An image is a path, the bytes of a file, a PIL image or an array (H, W, 3); an array (N, H, W, 3) is N of them.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
+    chosen = check_workers(workers)
+    if isinstance(images, ImageDataset):
+        dataset = images.view(crop)
+        threads = dataset.best_workers if chosen is None else chosen
+        return run_in_threads(lambda batch: dataset[list(batch)], in_order(images.kept, batch_size), threads)
+    sources = _each(images)
+    first = list(islice(sources, _FEW + 1))
+    if chosen is None:
+        many_files = len(first) > _FEW and isinstance(first[0], str | os.PathLike | bytes)
+        chosen = default_workers() if many_files else 0
+
+    def read(group: list[Source]) -> Tensor:
+        pixels: Tensor = ImageDataset(group, size, crop=crop)[list(range(len(group)))]
+        return pixels
+
+    return run_in_threads(read, _grouped(chain(first, sources), batch_size), chosen)
+
+
+def feature_batches(features: Any, width: int, batch_size: int) -> Iterator[Tensor]:
+    """The rows of an array (N, width), or of any iterable of rows, as float32 (B, width)."""
+    for rows in _grouped(iter(features), batch_size):
+        batch = torch.from_numpy(np.asarray(rows, np.float32))
+        if batch.ndim != 2 or batch.shape[1] != width:
+            raise DataError(f"Features must have the shape (N, {width}). Got rows of {tuple(batch.shape[1:])} instead.")
+        yield batch
+
+
+def _count(images: Images) -> int | None:
+    """How many images there are; None where only reading them all would tell."""
+    if isinstance(images, ImageDataset):
+        return len(images.kept)
+    if _is_one(images):
+        return 1
+    return len(images) if isinstance(images, Sequence | np.ndarray) else None
+
+
+def _is_one(images: Images) -> bool:
+    single = isinstance(images, str | os.PathLike | bytes | Image)
+    return single or (isinstance(images, np.ndarray) and images.ndim in (2, 3) and images.shape[-1] != 0)
+
+
+def _each(images: Images) -> Iterator[Source]:
+    if _is_one(images):
+        return iter([images])  # type: ignore[list-item]
+    if not isinstance(images, Iterable):
+        raise DataError(f"Images must be paths, PIL images or arrays. Got {type(images).__name__} instead.")
+    return iter(images)  # type: ignore[arg-type]
+
+
+def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while group := list(islice(items, size)):
+        yield group
