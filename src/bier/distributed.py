@@ -85,14 +85,14 @@ class _Gather(torch.autograd.Function):
         return gradient[rank() * ctx.count : (rank() + 1) * ctx.count]
 
 
-def meet() -> None:
+def barrier() -> None:
     """Wait until all processes have come here."""
     if world() > 1:
         dist.barrier()
 
 
-def agree(flag: bool) -> bool:
-    """True on every process as soon as it is on one."""
+def any_process(flag: bool) -> bool:
+    """Whether the flag is true on any process."""
     if world() == 1:
         return flag
     vote = torch.tensor([int(flag)])

@@ -1,4 +1,4 @@
-"""How much dimensions and learners say the same thing, and how similarities of pairs spread."""
+"""Correlation between dimensions and between learners, and the distribution of similarities of pairs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -131,7 +131,7 @@ def _positive_pairs(codes: NDArray[np.int64], pairs: int, rng: np.random.Generat
 
 
 def _negative_pairs(codes: NDArray[np.int64], pairs: int, rng: np.random.Generator) -> Pairs:
-    """Every negative pair is equally likely: an image by its number of strangers, then one of those."""
+    """Every negative pair is equally likely: an image by its number of negatives, then one of them."""
     order = np.argsort(codes, kind="stable")
     counts = np.bincount(codes)
     strangers = len(codes) - counts[codes[order]]

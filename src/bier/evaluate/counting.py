@@ -88,20 +88,20 @@ def _tile_pairs(rows: int, cols: int, tile: int, *, triangle: bool) -> Iterator[
 
 
 def _in_threads(count: Callable[[TilePair], TileCount], pairs: list[TilePair]) -> Iterator[TileCount]:
-    """Count each tile in one thread. Threads that share a tile would wait for each other a dozen times a tile."""
+    """Count each tile in one thread. Threads that share a tile would synchronise a dozen times per tile."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        some = 64 * threads  # a bound on what is under way, so that an interruption is heard soon
+        some = 64 * threads  # a bound on queued tiles, so that an interruption takes effect soon
         for start in range(0, len(pairs), some):
             yield from pool.map(count, pairs[start : start + some])
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)  # the workers' setting must not become that of threads to come
+        torch.set_num_threads(threads)  # threads that start later must not inherit the workers' setting
 
 
 class _Tiles:
-    """Multiplies and compares one tile at a time, in buffers that each thread keeps for itself."""
+    """Multiplies and compares one tile at a time, in buffers that belong to each thread."""
 
     def __init__(
         self, queries: Side, gallery: Side, mix: torch.Tensor, bar: Thresholds, tile: int, *, both_sides: bool

@@ -1,4 +1,4 @@
-"""From a trained model and a data set to all of its numbers, by the protocol of the data set."""
+"""Evaluation of a trained model on a data set, by the protocol of the data set."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -137,7 +137,7 @@ def assess(
 
 
 def classifier_file(model: Path) -> Path:
-    """Where the classifier of a model folder lies: `classifier.safetensors` for `model`, and so on for snapshots."""
+    """The file with the classifier of a model folder: `classifier.safetensors` for `model`, and so on for snapshots."""
     return model.with_name(f"{model.name.replace('model', 'classifier', 1)}.safetensors")
 
 
@@ -166,7 +166,7 @@ class _Embedded:
 
 
 class _Reader:
-    """Embeds parts of a data set with one model, and remembers what could not be read."""
+    """Embeds parts of a data set with one model, and records which images could not be read."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class _Reader:
 
 @torch.no_grad()
 def accuracies(classifier: BoostedClassifier, z: Tensor, labels: Tensor) -> dict[str, float]:
-    """Share of images whose own class scores highest, in percent: for the ensemble, each learner and each prefix."""
+    """Accuracy in percent of the ensemble, of each learner and of each prefix (the first m learners)."""
     classifier.eval()
     logits = torch.stack(classifier.learner_logits(z))  # (M, N, classes)
     rows = {"ensemble": equations.ensemble_score(logits)}

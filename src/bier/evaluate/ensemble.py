@@ -1,4 +1,4 @@
-"""Everything there is to measure about an ensemble, in one pass over its embeddings."""
+"""All measures of an ensemble, in one pass over its embeddings."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ WEIGHTINGS: tuple[Weighting, ...] = ("alpha", "sqrt")
 
 
 class Evaluated(NamedTuple):
-    """What was evaluated: raw embeddings, class numbers and each row's place in the caller's own arrays."""
+    """What was evaluated: raw embeddings, class numbers and each row's index in the caller's arrays."""
 
     z: torch.Tensor
     classes: torch.Tensor
@@ -115,7 +115,7 @@ def evaluate_ensemble(
     ranking: bool = True,
     progress: Progress | None = None,
 ) -> EnsembleResult:
-    """Measure an ensemble from its raw embeddings `z` (N, d), whose columns `groups` deals out to the learners.
+    """Measure an ensemble from its raw embeddings `z` (N, d), whose columns `groups` splits into learners.
 
     Names of the rows: `ensemble` (by `weighting`), `ensemble-alpha` and `ensemble-sqrt`, `learner-m`, and `prefix-m`,
     the first m learners as an ensemble of m by its own alphas, so that `prefix-M` is `ensemble`. One learner alone has

@@ -1,4 +1,4 @@
-"""Recall@K and the measures of the first R answers, from vectors and labels."""
+"""Recall@K, mAP@R and R-Precision, from vectors and labels."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def as_matrix(vectors: Vectors, name: str = "vectors") -> torch.Tensor:
         matrix = torch.from_numpy(array if array.flags.writeable else array.copy())
     if matrix.ndim != 2 or matrix.shape[0] == 0 or matrix.shape[1] == 0:
         raise DataError(
-            f"The '{name}' parameter must be a matrix of one vector a row (N, d). "
+            f"The '{name}' parameter must be a matrix with one vector per row (N, d). "
             f"Got shape {tuple(matrix.shape)} instead."
         )
     _check_finite(matrix, name)
@@ -38,7 +38,7 @@ def as_matrix(vectors: Vectors, name: str = "vectors") -> torch.Tensor:
 
 
 def _check_finite(matrix: torch.Tensor, name: str) -> None:
-    # A sum is not finite if any entry is not; looking for the row is left to the bad case.
+    # A sum is not finite if any entry is not; the row is looked for only then.
     if bool(torch.isfinite(matrix.sum(dtype=torch.float64))):
         return
     bad = (~torch.isfinite(matrix)).any(dim=1).nonzero().flatten()
@@ -52,7 +52,7 @@ def _check_finite(matrix: torch.Tensor, name: str) -> None:
 def encode_labels(
     labels: Labels, count: int, gallery_labels: Labels | None = None, gallery_count: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Number the labels 0..C-1 alike on both sides; any integers or strings will do."""
+    """Number the labels 0..C-1 alike on both sides; labels are integers or strings."""
     queries = _flat(labels, count, "labels")
     if gallery_labels is None:
         return torch.from_numpy(np.unique(queries, return_inverse=True)[1].reshape(-1).astype(np.int64)), None
@@ -70,7 +70,7 @@ def _flat(labels: Labels, count: int, name: str) -> NDArray[np.generic]:
     array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
     if array.shape != (count,):
         raise DataError(
-            f"The '{name}' parameter must give one label a vector, {count} in all. Got shape {array.shape} instead."
+            f"The '{name}' parameter must give one label per vector, {count} in all. Got shape {array.shape} instead."
         )
     if array.dtype.kind not in "iubUS":
         raise DataError(f"The '{name}' parameter must hold integers or strings. Got dtype {array.dtype} instead.")
@@ -249,7 +249,7 @@ def rank_r(
     for top in range(0, count, step):
         rows = slice(top, min(top + step, count))
         scores = queries.parts[0][rows] @ target.parts[0].T
-        if sorted_gallery is None:  # not its own answer
+        if sorted_gallery is None:  # a query is not its own neighbour
             scores[torch.arange(len(scores)), torch.arange(rows.start, rows.stop)] = -torch.inf
         sums += _block_sums(scores, queries.classes[rows], target.classes)
         if progress is not None:

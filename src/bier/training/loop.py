@@ -24,7 +24,7 @@ from bier.training.setup import MetricBuilder, TrainingSetup, build, solve_start
 
 
 class Observer(Protocol):
-    """Whoever watches a run; the command line draws a bar."""
+    """Receives the progress of a run; the command line shows it as a progress bar."""
 
     def prepare(self, what: str, done: int, total: int) -> None:
         """Called before training, while images are read or W is solved for."""
@@ -34,7 +34,7 @@ class Observer(Protocol):
 
 
 class Silent:
-    """Watches and says nothing."""
+    """An observer that ignores everything."""
 
     def prepare(self, what: str, done: int, total: int) -> None: ...
 
@@ -42,7 +42,7 @@ class Silent:
 
 
 class Run(NamedTuple):
-    """How a run ended. `interrupted` means that it saved a checkpoint when asked to stop and can go on from it."""
+    """How a run ended. `interrupted`: it was asked to stop, saved a checkpoint and can be resumed."""
 
     folder: Path
     step: int
@@ -79,10 +79,10 @@ def train(
     metric: MetricBuilder | None = None,
     snapshots: Collection[int] = (),
 ) -> Run:
-    """Train what `config` says and leave a run folder: config, metrics, checkpoints, model.
+    """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
 
     out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
-    from its newest checkpoint and ends with the very weights and metrics that an uninterrupted run has.
+    from its newest checkpoint and ends with exactly the weights and metrics of an uninterrupted run.
     metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
     module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
     snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
@@ -120,7 +120,7 @@ def train(
                 observer.step(state.step, config.train.steps, row)
 
                 ending = state.done(config.train)
-                interrupted = distributed.agree(bool(stopping)) and not ending
+                interrupted = distributed.any_process(bool(stopping)) and not ending
                 is_best = state.best_step == state.step
                 if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
                     _save_snapshot(run, setup, state.step)
@@ -145,7 +145,7 @@ def _step(
     step: int,
     run: Path,
 ) -> dict[str, Any]:
-    """One step of training; its line of metrics.jsonl where one is due, else nothing."""
+    """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged."""
     for group in optimizer.param_groups:
         group["lr"] = group["factor"] * _learning_rate(config.train, step)
     parts = _forward(model, inputs.to(setup.device), labels.to(setup.device), step, run)
@@ -197,7 +197,7 @@ def _save_snapshot(run: Path, setup: TrainingSetup, step: int) -> None:
 
 
 def _optimizer(config: Config, objective: Objective) -> torch.optim.Optimizer:
-    """The backbone at the learning rate, what lies behind it at `embedding_factor` times that."""
+    """The backbone is trained at the learning rate, all other parameters at `embedding_factor` times that rate."""
     network = [p for p in objective.network.parameters() if p.requires_grad]
     behind = [p for name, p in objective.named_parameters() if not name.startswith("network.")]
     groups = [{"params": network, "factor": 1.0}, {"params": behind, "factor": config.train.embedding_factor}]
@@ -218,7 +218,7 @@ def _learning_rate(settings: TrainConfig, step: int) -> float:
 
 
 def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Path) -> ObjectiveParts:
-    """The loss of a batch, or an error that names the step, the part that broke and where to go on from."""
+    """The loss of a batch, or an error that names the step, the term that is not finite and the last checkpoint."""
     try:
         parts: ObjectiveParts = model(inputs, labels)
     except DataError as error:
@@ -256,7 +256,7 @@ def _row(step: int, parts: ObjectiveParts, objective: Objective, optimizer: torc
 
 
 def _gradient_on_w(loss: Tensor, objective: Objective) -> float:
-    """How hard a part of the loss pulls at the embedding layer; what lambda_div is to be judged by."""
+    """The gradient norm of one term of the loss with respect to W: compare the terms when choosing lambda_div."""
     (gradient,) = torch.autograd.grad(loss, [objective.ensemble.weight], retain_graph=True)
     return float(gradient.norm())
 
@@ -269,8 +269,8 @@ def _gradient_norm(objective: Objective) -> float:
 def _start_or_restore(
     run: Path, config: Config, setup: TrainingSetup, optimizer: torch.optim.Optimizer, observer: Observer
 ) -> TrainerState:
-    """Begin a run, or take it up where its newest checkpoint left it."""
-    distributed.meet()  # no process writes before all have looked
+    """Start a new run, or restore the newest checkpoint of an existing one."""
+    distributed.barrier()  # no process writes before all have checked the folder
     newest = run_folder.newest(run / run_folder.CHECKPOINTS)
     if newest is None:
         if distributed.rank() == 0:
@@ -298,7 +298,7 @@ def _save(
     state: TrainerState,
     metrics: run_folder.Metrics,
 ) -> None:
-    """Write a checkpoint, whose metrics are durable before it is, and remove old ones."""
+    """Flush the metrics, write a checkpoint and remove old ones."""
     generators = run_folder.random_state(setup.device)
     random = {kind: distributed.gather(row[None]) for kind, row in generators.items()}  # a row for each process
     if distributed.rank() != 0:
@@ -313,17 +313,17 @@ def _save(
     run_folder.prune(folder, config.train.keep_checkpoints, state.best_step)
 
 
-AT_ONCE = 1.0  # seconds; torchrun hands on a Ctrl-C that its processes have also got from the terminal
+SAME_REQUEST = 1.0  # seconds; torchrun forwards a Ctrl-C that its processes have also received from the terminal
 
 
 @contextmanager
 def stop_requests() -> Iterator[list[float]]:
-    """A list that Ctrl-C or SIGTERM fills with its time. One more, a second or more later, ends everything at once."""
+    """A list to which Ctrl-C and SIGTERM append their time. A second one, later, stops the process at once."""
     requests: list[float] = []
 
     def request(_: int, __: Any) -> None:
         now = time.monotonic()
-        if requests and now - requests[0] > AT_ONCE:
+        if requests and now - requests[0] > SAME_REQUEST:
             raise KeyboardInterrupt
         requests.append(now)
 

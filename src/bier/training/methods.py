@@ -1,4 +1,4 @@
-"""Methods and what suits each data set: named sets of settings, nothing more. Everything can be overridden."""
+"""Methods and defaults for each data set, as named sets of settings. Every setting can be overridden."""
 
 import difflib
 from collections.abc import Mapping

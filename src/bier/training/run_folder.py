@@ -1,4 +1,4 @@
-"""The run folder: its config, metrics, TensorBoard events and checkpoints."""
+"""The run folder: config, metrics, TensorBoard events, checkpoints and models."""
 
 import errno
 import json
@@ -30,7 +30,7 @@ STEP, STATE = "step-", "state.pt"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that a run needs to go on as if it had never stopped."""
+    """All the state that a run needs to resume exactly."""
 
     objective: Mapping[str, Tensor]  # state_dict of the networks and losses
     optimizer: Mapping[str, Any]  # state_dict
@@ -39,7 +39,7 @@ class Checkpoint:
     random: Mapping[str, Tensor]  # states of the generators by type of device: uint8 (processes, n)
 
     def not_finite(self) -> str | None:
-        """The name of a weight or optimizer state with NaN or infinite values; None if all is well."""
+        """The name of a weight or optimizer state with NaN or infinite values; None if there is none."""
         tensors = {f"weights/{name}": value for name, value in self.objective.items()}
         for number, row in self.optimizer["state"].items():
             tensors |= {f"optimizer/{number}/{key}": value for key, value in row.items() if isinstance(value, Tensor)}
@@ -98,7 +98,7 @@ def set_random_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first. What was being written when the run was killed is not among them."""
+    """The complete checkpoints of a run, oldest first; not one that was being written when the run was killed."""
     found = [path for path in folder.glob(f"{STEP}*") if path.name.removeprefix(STEP).isdigit()]
     return sorted(found, key=step_of)
 
@@ -113,7 +113,7 @@ def step_of(path: Path) -> int:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all but the newest `keep` and the best, and what earlier kills left half-written."""
+    """Remove all but the newest `keep` and the best, and incomplete ones that a killed run has left."""
     for path in complete(folder)[:-keep]:
         if step_of(path) != best:
             shutil.rmtree(path, ignore_errors=True)
@@ -123,7 +123,7 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
 
 @contextmanager
 def writing(target: Path, checkpoints: Path) -> Iterator[None]:
-    """Turns what goes wrong while a file of the run is written, such as a full disk, into one line."""
+    """Turn an OSError while a file of the run is written, such as a full disk, into a TrainingError of one line."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def write_config(run: Path, config: Config, split: Mapping[str, Any]) -> None:
 
 
 def check_same_config(run: Path, config: Config) -> None:
-    """A run goes on only with the settings it was started with."""
+    """Raise a ConfigError unless the run was started with the same settings."""
     different = Config.from_toml(run / CONFIG).differing(config)
     if different:
         raise ConfigError(f"{run} was started with other settings (there / here): {'; '.join(different)}.")
@@ -180,13 +180,13 @@ class Metrics:
 
         self.run = run
         self.path = run / METRICS
-        self.writes = writes  # one process of many does
+        self.writes = writes  # only one of several processes does
         if not writes:
             return
         kept = [row for row in read_metrics(run) if row["step"] <= resume_at]
         with writing(self.path, run / CHECKPOINTS):
             files.write(self.path, "".join(map(_line, kept)).encode())
-            self.file = self.path.open("ab", buffering=0)  # a line is handed over whole, and no part of it twice
+            self.file = self.path.open("ab", buffering=0)  # unbuffered, so that a failed write is not repeated at close
             self.events = SummaryWriter(run, purge_step=resume_at + 1)
         # The writer's thread prints the traceback of an error, such as a full disk, that the next call raises anyway.
         self.previous_hook, threading.excepthook = threading.excepthook, self._on_thread_error
@@ -204,7 +204,7 @@ class Metrics:
                 self.events.add_scalar(tag, value, row["step"])
 
     def flush(self) -> None:
-        """Make the lines so far durable; done before each checkpoint, so that none of them can outrun its metrics."""
+        """Flush the lines to disk; called before each checkpoint, so that no checkpoint is newer than its metrics."""
         with writing(self.path, self.run / CHECKPOINTS):
             os.fsync(self.file.fileno())
 
@@ -224,7 +224,7 @@ class Metrics:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a last line that a kill cut off is left out."""
+    """The rows of metrics.jsonl, without an incomplete last line that a killed run has left."""
     path = run / METRICS
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
@@ -240,7 +240,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Lists become one curve a learner: `learner_losses/1` and so on."""
+    """Lists become one curve per learner: `learner_losses/1` and so on."""
     flat: dict[str, float] = {}
     for key, value in row.items():
         if isinstance(value, list):

@@ -31,11 +31,11 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1) -> 
     FigureCanvasAgg(figure)
     axes = list(np.ravel(figure.subplots(rows, columns)))
     for ax in axes:
-        _dress(ax)
+        _style(ax)
     return figure, axes
 
 
-def _dress(ax: Axes) -> None:
+def _style(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(GREY)
     ax.tick_params(colors=INK, labelsize=9, length=3)
@@ -70,7 +70,7 @@ def recall_curve(
 
 
 def feature_heat_map(correlation: NDArray[np.float64], groups: Sequence[int]) -> Figure:
-    """Absolute correlation between dimensions, lighter the less, with the learners' borders drawn."""
+    """Absolute correlation between dimensions, lighter where it is lower, with lines between the learners."""
     figure, (ax,) = new_figure(5.6, 4.9)
     ax.grid(False)
     strength = np.abs(correlation)
@@ -109,7 +109,7 @@ def learner_heat_map(correlation: NDArray[np.float64]) -> Figure:
 
 
 def similarity_histograms(distribution: Distribution) -> Figure:
-    """For each learner, how the cosine scores of positive and of negative pairs spread."""
+    """For each learner, the distribution of cosine scores of positive and of negative pairs."""
     count = len(distribution.positive)
     columns = min(count, 3)
     rows = -(-count // columns)
@@ -170,7 +170,7 @@ PANELS = (
 def training_curves(rows: Rows) -> Figure | None:
     """Draw losses, boosting weights, row norms and validation over the steps; None if there is nothing to draw.
 
-    A row holds `step` and any numbers, lists of one number a learner, or mappings of these. Which panel a key belongs
+    A row holds `step` and any numbers, lists of one number per learner, or mappings of these. Which panel a key belongs
     to follows from its name, and rows need not all have the same keys.
     """
     curves = _collect(rows)
@@ -216,7 +216,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _belongs(curve: Curve, panel: Panel) -> bool:
-    """A key such as validation_loss fits two panels; the last, more special one, has it."""
+    """A key such as validation_loss fits two panels; it goes to the last one, which is more specific."""
     fitting = [p for p in PANELS if p.per_learner == (curve.learner is not None) and p.wants(curve.name)]
     return bool(fitting) and fitting[-1] is panel
 

@@ -15,14 +15,14 @@ from bier.method.equations import ensemble_vector
 
 ImageOf = Callable[[int], "Image.Image | NDArray[np.uint8]"]
 
-# bluish green and vermillion of Okabe and Ito, which colour-blind people can tell apart; the mark says it once more
+# bluish green and vermillion of Okabe and Ito, which colour-blind people can tell apart; a mark shows the same
 RIGHT, WRONG, NEUTRAL = (0, 158, 115), (213, 94, 0), (140, 149, 159)
 SIDE, FRAME, GAP, MARK, HEAD = 128, 6, 12, 34, 30
 SCALE = 2  # drawn twice as large: sharp on dense screens
 
 
 class Cell(NamedTuple):
-    """One image of a row: its place in the caller's arrays, and whether it is right (None: the query itself)."""
+    """One image of a row: its index in the caller's arrays, and whether it is right (None: the query itself)."""
 
     image: int
     right: bool | None
@@ -41,7 +41,7 @@ class Picture(NamedTuple):
 def choose_pictures(result: EnsembleResult, count: int = 4, seed: int = 0) -> list[Picture]:
     """Choose queries by rule, never by hand, and find the images to show. A rule that fits no query gives no picture.
 
-    `count` rows a picture, no class twice where there are enough. Needs classes with more than one image.
+    `count` rows per picture, from different classes where there are enough. Needs classes with more than one image.
     """
     right = np.stack([result.ranks[f"learner-{m + 1}"] == 0 for m in range(len(result.groups))])[:, : result.queries]
     ensemble = result.ranks["ensemble"][: result.queries]
@@ -51,16 +51,16 @@ def choose_pictures(result: EnsembleResult, count: int = 4, seed: int = 0) -> li
     pictures = []
     if len(right) > 1:
         split = has_positive & (votes > 0) & (votes < len(right))
-        pictures.append(_learner_picture(result, _one_a_class(shuffled[split[shuffled]], result, count)))
-    typical = _one_a_class(shuffled[has_positive[shuffled]], result, count)
+        pictures.append(_learner_picture(result, _one_per_class(shuffled[split[shuffled]], result, count)))
+    typical = _one_per_class(shuffled[has_positive[shuffled]], result, count)
     pictures.append(_nearest_picture(result, typical, "typical", TYPICAL))
     if len(right) > 1:
         saved = shuffled[(hit & (votes < len(right)))[shuffled]]
-        hard = _one_a_class(saved[np.argsort(votes[saved], kind="stable")], result, count)
+        hard = _one_per_class(saved[np.argsort(votes[saved], kind="stable")], result, count)
         pictures.append(_nearest_picture(result, hard, "hard", HARD))
     failed = np.flatnonzero(has_positive & ~hit)
     confidence = nearest(_vectors(result, result.test.z), failed, 1, _gallery(result)).scores[:, 0]
-    surest = _one_a_class(failed[np.argsort(-confidence, kind="stable")], result, count)
+    surest = _one_per_class(failed[np.argsort(-confidence, kind="stable")], result, count)
     pictures.append(_nearest_picture(result, surest, "failed", FAILED))
     return [picture for picture in pictures if picture.rows]
 
@@ -71,7 +71,7 @@ TYPICAL = "Typical cases. Rule: queries drawn at random."
 FAILED = "Failed cases. Rule: the nearest image is wrong, and of all such queries these have the highest similarity."
 
 
-def _one_a_class(candidates: NDArray[np.int64], result: EnsembleResult, count: int) -> NDArray[np.int64]:
+def _one_per_class(candidates: NDArray[np.int64], result: EnsembleResult, count: int) -> NDArray[np.int64]:
     classes = result.test.classes.numpy()[candidates]
     first = np.sort(np.unique(classes, return_index=True)[1])
     others = np.setdiff1d(np.arange(len(candidates)), first)
@@ -162,7 +162,7 @@ def _draw_cell(
 
 
 def _draw_mark(draw: ImageDraw.ImageDraw, centre: tuple[int, int], right: bool) -> None:
-    """A tick or a cross, drawn: no font need have them."""
+    """A tick or a cross, drawn as lines because not every font has them."""
     x, y = centre
     radius, pen = 9 * SCALE, round(2.4 * SCALE)
     draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=RIGHT if right else WRONG)
