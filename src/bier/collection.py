@@ -151,7 +151,7 @@ def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progr
     rank, world = distributed.rank(), distributed.world()
     writer = EmbeddingsWriter(out, len(source.ids), fingerprint(source.about["model"], source.part))
     resumed = writer.begin() if rank == 0 else 0
-    distributed.meet()
+    distributed.barrier()
     mine = list(writer.share(rank, world))
     done, total = 0, sum(len(rows) for _, rows, _ in mine)
     for number, rows, is_done in mine:
@@ -161,7 +161,7 @@ def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progr
         done += len(rows)
         if progress is not None:
             progress("encoding images", done, total)
-    distributed.meet()
+    distributed.barrier()
     if rank == 0:
         known = {"groups": list(source.groups), "weighting": source.model.weighting}
         writer.finish({**source.about, "paths": list(source.ids), "labels": source.labels, **known})
