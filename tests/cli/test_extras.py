@@ -42,6 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("tables", "pyarrow", ["data", "check", "--data", "table", "--root", "table.parquet"]),
         ("tables", "pyarrow", ["train", "--data", "table", "--root", "table.parquet"]),
+        ("tables", "pyarrow", ["embed", "model", "table.parquet", "--out", "out.safetensors"]),
         ("matlab", "scipy", ["data", "check", "--data", "cars", "--root", "cars"]),
         ("onnx", "onnx", ["export", "model", "--out", "model.onnx"]),
         ("onnx", "onnxscript", ["export", "model", "--out", "model.onnx"]),

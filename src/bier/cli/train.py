@@ -138,6 +138,7 @@ class Watcher:
         self.started: float | None = None
         self.first_step = 0
         self.begun = time.perf_counter()
+        self._task(label)  # shown while the run is prepared
 
     @property
     def seconds(self) -> float:
@@ -155,8 +156,9 @@ class Watcher:
         if "validation" in row:
             say(f"step {step}: validation {row['validation']:.2f}")
         elapsed = time.perf_counter() - self.started
-        speed = f" {self.batch * (step - self.first_step) / elapsed:.0f} images/s" if elapsed > 0 else ""
-        self.bar.update(self._task(self.label), completed=step, total=total, status=self.status + speed)
+        speed = f"{self.batch * (step - self.first_step) / elapsed:.0f} images/s" if step > self.first_step else ""
+        status = " ".join(filter(None, [self.status, speed]))
+        self.bar.update(self._task(self.label), completed=step, total=total, status=status)
 
     def close(self) -> None:
         """Take the run off the display."""
