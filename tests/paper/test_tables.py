@@ -46,7 +46,7 @@ def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
     table = table_of(strength, MAIN, Results(tmp_path))
     assert [line.label for line in table.lines if line.learner] == ["96", "160", "256"]
     assert table.cells(table.lines[1]) == [
-        *("Baseline-512", "-", "-", "0.1000 ± 0.0000", "0.1530", "51.67 ± 2.08", "51.76", "5e-05", "3"),
+        *("Baseline-512", "-", "-", "0.1000 ± 0.0000", "0.1530", "51.67 ± 2.08", "51.76", "3e-05", "3"),
     ]
     assert table.cells(table.lines[2])[1:] == ["-", "0.8362", "-", "0.1005", "-", "53.73", "-", "0"]
     assert table.cells(table.lines[-1])[5:7] == ["55.00", "54.09"]
@@ -55,7 +55,7 @@ def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
     text = write_table(table, tmp_path).read_text()
     assert "Budget main (GoogLeNet" in text
     assert "1 to 3 seed(s); 4 row(s) not run yet." in text
-    assert "| BIER-96-160-256 | 0.7000 | 0.7768 | 0.1000 | 0.0934 | 56.00 | 55.33 | 5e-05 | 1 |" in text
+    assert "| BIER-96-160-256 | 0.7000 | 0.7768 | 0.1000 | 0.0934 | 56.00 | 55.33 | 3e-05 | 1 |" in text
     json.dumps(table.to_dict(), allow_nan=False)
 
 
