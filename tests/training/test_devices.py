@@ -45,7 +45,7 @@ def test_a_model_is_loaded_on_the_gpu_of_its_process(tmp_path: Path, monkeypatch
 def test_a_process_group_uses_the_gpu_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(dist, "init_process_group", calls.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout: calls.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("left"))
     with distributed.process_group():
         assert calls == [SECOND, "cpu:gloo,cuda:nccl"]
