@@ -179,7 +179,7 @@ def test_epoch_counts_visits() -> None:
         ({"seed": -1}, ConfigError, "'seed' .* Got -1 instead"),
         ({"labels": [3, 3, 3]}, DataError, "at least 2 classes. Got 1 instead"),
         ({"labels": []}, DataError, "at least 2 classes. Got 0 instead"),
-        ({"labels": [[1, 2]]}, DataError, "one number an image"),
+        ({"labels": [[1, 2]]}, DataError, "one number per image"),
         ({"indices": [1]}, DataError, r"shapes \(4,\) and \(1,\)"),
         ({"rank": 2, "world": 2}, ConfigError, "'rank' .* Got 2 instead"),
         ({"world": 3}, ConfigError, "4 images cannot be shared equally by 3"),

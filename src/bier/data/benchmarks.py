@@ -154,7 +154,7 @@ CUB_CROPPED = Benchmark(lambda root, _: _read_cub(root, cropped=True), {"": CUB_
 CARS_LAYOUT = Layout(
     title="Cars-196",
     folders=("cars196", "cars", "stanford_cars", "car_data", "car_data/car_data"),
-    shape="cars_annos.mat beside car_ims/*.jpg, or train/NAME/*.jpg and test/NAME/*.jpg with one folder a class",
+    shape="cars_annos.mat beside car_ims/*.jpg, or train/NAME/*.jpg and test/NAME/*.jpg with one folder per class",
 )
 CARS_EXPECTED = {"train": {"images": 8054, "classes": 98}, "test": {"images": 8131, "classes": 98}}
 CARS_KS = (1, 2, 4, 8, 16, 32)
@@ -170,7 +170,7 @@ def _read_cars(root: Path, cropped: bool) -> Dataset:
     elif cropped:
         raise DataError(
             f"The data set 'cars-cropped' needs the bounding boxes of cars_annos.mat. {home} is the layout with one "
-            "folder a class, which has no boxes: use 'cars', or the official devkit."
+            "folder per class, which has no boxes: use 'cars', or the official devkit."
         )
     else:
         train, test = _from_folders(home)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from bier.data.part import Dataset, Draws, Part
+from bier.data.part import Dataset, Part, RandomStream
 from bier.errors import DataError
 
 TRAINING = {
@@ -137,17 +137,17 @@ def _weighted(cells: Bytes, weight: Ints) -> Bytes:
     return cells
 
 
-def _placed(cells: Bytes, moves: Ints, how: Drawing, draws: Draws) -> Bytes:
+def _placed(cells: Bytes, moves: Ints, how: Drawing, stream: RandomStream) -> Bytes:
     """Cells (n, 96, 96) turned, scaled, sheared and then moved by (n, 2) pixels: ink (n, size, size), 0 to 255.
 
     Every coefficient is a multiple of 1/4096, and Pillow takes nearest points in fixed point: no rounding differs.
     """
     n, step = len(cells), _CELL // how.size
-    quarters = draws.between(-4 * how.turn, 4 * how.turn, n).tolist()
-    scale = draws.between(*how.scale, n)
-    wide = (_UNIT * 10000 // (scale * (100 + draws.between(-how.stretch, how.stretch, n)))).tolist()
+    quarters = stream.between(-4 * how.turn, 4 * how.turn, n).tolist()
+    scale = stream.between(*how.scale, n)
+    wide = (_UNIT * 10000 // (scale * (100 + stream.between(-how.stretch, how.stretch, n)))).tolist()
     high = (_UNIT * 100 // scale).tolist()
-    shear = draws.between(-how.shear, how.shear, n).tolist()
+    shear = stream.between(-how.shear, how.shear, n).tolist()
     out = np.empty((n, how.size, how.size), np.uint8)
     for i, cell in enumerate(cells):
         cosine, sine = (round(_UNIT * f(math.radians(quarters[i] / 4))) for f in (math.cos, math.sin))
@@ -162,21 +162,21 @@ def _placed(cells: Bytes, moves: Ints, how: Drawing, draws: Draws) -> Bytes:
     return out
 
 
-def _colours(how: Drawing, draws: Draws, n: int) -> tuple[Ints, Ints]:
+def _colours(how: Drawing, stream: RandomStream, n: int) -> tuple[Ints, Ints]:
     """Background and ink, (n, 3) each, apart by the contrast in grey and tinted each on its own."""
-    gap = draws.between(*how.contrast, n)
-    dark = draws.between(0, 255, n) * (255 - gap) // 255
-    inverted = draws.between(1, 100, n) <= how.inverted
+    gap = stream.between(*how.contrast, n)
+    dark = stream.between(0, 255, n) * (255 - gap) // 255
+    inverted = stream.between(1, 100, n) <= how.inverted
     paper, ink = np.where(inverted, dark, dark + gap), np.where(inverted, dark + gap, dark)
-    tints = draws.between(-how.tint, how.tint, n * 6).reshape(2, n, 3)
+    tints = stream.between(-how.tint, how.tint, n * 6).reshape(2, n, 3)
     return paper[:, None] + tints[0], ink[:, None] + tints[1]
 
 
-def _texture(how: Drawing, draws: Draws, n: int) -> Ints:
+def _texture(how: Drawing, stream: RandomStream, n: int) -> Ints:
     """Smooth unevenness (n, size, size): random values on a grid of 12 pixels, interpolated in between."""
     cell, knots = 12, how.size // 12 + 1
-    height = draws.between(*how.texture, n)
-    grid = (draws.bytes((n, knots, knots)).astype(np.int64) - 128) * height[:, None, None] >> 7
+    height = stream.between(*how.texture, n)
+    grid = (stream.bytes((n, knots, knots)).astype(np.int64) - 128) * height[:, None, None] >> 7
     at, part = np.divmod(np.arange(how.size), cell)
     rows = grid[:, at] * (cell - part)[:, None] + grid[:, at + 1] * part[:, None]
     smooth: Ints = (rows[:, :, at] * (cell - part) + rows[:, :, at + 1] * part) // cell**2
@@ -190,13 +190,13 @@ def _inked(paper: Ints, ink: Bytes, colour: Ints) -> Shorts:
     return (below + ((above[:, None, None, :] - below) * share[..., None] >> 8)).astype(np.int16)
 
 
-def _erased(pictures: Shorts, how: Drawing, draws: Draws) -> Shorts:
+def _erased(pictures: Shorts, how: Drawing, stream: RandomStream) -> Shorts:
     """Up to so many patches of one colour over every picture."""
     n, most = len(pictures), how.erased[1]
-    wanted = draws.between(*how.erased, n)
-    sizes = draws.between(*how.erased_size, n * most * 2).reshape(n, most, 2)
-    corners = draws.between(0, how.size - how.erased_size[0], n * most * 2).reshape(n, most, 2)
-    colours = draws.bytes((n, most, 3))
+    wanted = stream.between(*how.erased, n)
+    sizes = stream.between(*how.erased_size, n * most * 2).reshape(n, most, 2)
+    corners = stream.between(0, how.size - how.erased_size[0], n * most * 2).reshape(n, most, 2)
+    colours = stream.bytes((n, most, 3))
     for i in range(n):
         for (x, y), (w, h), colour in zip(corners[i], sizes[i], colours[i, : wanted[i]], strict=False):
             pictures[i, y : y + h, x : x + w] = colour
@@ -214,9 +214,9 @@ def _blurred(pictures: Shorts, passes: Ints) -> Shorts:
     return pictures
 
 
-def _cells(characters: Sequence[str], draws: Draws) -> Bytes:
+def _cells(characters: Sequence[str], stream: RandomStream) -> Bytes:
     """One cell for each of these characters, each in a font picked at random among those that have it."""
-    picks = draws.between(0, 2**31, len(characters))
+    picks = stream.between(0, 2**31, len(characters))
     choices = [fonts_of(character) for character in characters]
     return np.stack(
         [rasterise(c, fonts[p % len(fonts)]) for c, fonts, p in zip(characters, choices, picks, strict=True)]
@@ -228,28 +228,28 @@ def draw(character: str, neighbours: str, seed: int, how: Drawing = DRAWING) -> 
 
     neighbours: the characters from which the clutter at the rim is picked.
     """
-    draws, n = Draws(seed, ord(character)), how.images
-    paper, colour = _colours(how, draws, n)
-    cells = _weighted(_cells([character] * n, draws), draws.between(*how.weight, n))
-    ink = _placed(cells, draws.between(-how.shift, how.shift, 2 * n).reshape(n, 2), how, draws)
-    wanted = draws.between(*how.clutter, n)
+    stream, n = RandomStream(seed, ord(character)), how.images
+    paper, colour = _colours(how, stream, n)
+    cells = _weighted(_cells([character] * n, stream), stream.between(*how.weight, n))
+    ink = _placed(cells, stream.between(-how.shift, how.shift, 2 * n).reshape(n, 2), how, stream)
+    wanted = stream.between(*how.clutter, n)
     for already in range(how.clutter[1]):
         some = np.flatnonzero(wanted > already)
-        others = [neighbours[i] for i in draws.between(0, len(neighbours) - 1, len(some))]
+        others = [neighbours[i] for i in stream.between(0, len(neighbours) - 1, len(some))]
         if others:
-            clutter = _placed(_cells(others, draws), _beside(how, draws, len(some)), how, draws)
+            clutter = _placed(_cells(others, stream), _beside(how, stream, len(some)), how, stream)
             ink[some] = np.maximum(ink[some], clutter)
-    pictures = _inked(paper[:, None, None, :] + _texture(how, draws, n)[..., None], ink, colour)
-    pictures = _blurred(_erased(pictures, how, draws), draws.between(*how.blur, n))
-    grain = draws.bytes((n, how.size, how.size, 3)).astype(np.int16) - 128
-    pictures += grain * draws.between(*how.noise, n).astype(np.int16)[:, None, None, None] >> 7
+    pictures = _inked(paper[:, None, None, :] + _texture(how, stream, n)[..., None], ink, colour)
+    pictures = _blurred(_erased(pictures, how, stream), stream.between(*how.blur, n))
+    grain = stream.bytes((n, how.size, how.size, 3)).astype(np.int16) - 128
+    pictures += grain * stream.between(*how.noise, n).astype(np.int16)[:, None, None, None] >> 7
     return np.clip(pictures, 0, 255).astype(np.uint8)
 
 
-def _beside(how: Drawing, draws: Draws, n: int) -> Ints:
+def _beside(how: Drawing, stream: RandomStream, n: int) -> Ints:
     """Moves (n, 2) that put a character beside the one in the middle, in any of 64 directions."""
-    way = [2 * math.pi * w / 64 for w in draws.between(0, 63, n).tolist()]
-    far = draws.between(*how.clutter_distance, n).tolist()
+    way = [2 * math.pi * w / 64 for w in stream.between(0, 63, n).tolist()]
+    far = stream.between(*how.clutter_distance, n).tolist()
     return np.array([(round(f * math.cos(w)), round(f * math.sin(w))) for w, f in zip(way, far, strict=True)], np.int32)
 
 

@@ -1,4 +1,4 @@
-"""What a reader returns, parts of a data set with images and labels, and how a part is divided."""
+"""Data sets and their parts: images with labels, and how a part is divided into training and test."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from bier.errors import ConfigError, DataError
 
 
-class Draws:
+class RandomStream:
     """A stream of random integers, fixed by a tuple of whole numbers (a seed and whatever names the stream)."""
 
     def __init__(self, *key: int) -> None:
@@ -241,7 +241,7 @@ def _plain(name: str) -> str:
 def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -> tuple[Part, Part]:
     """The part without and with the share that was drawn."""
     if plan.kind == "inside":
-        drawn = _inside(part.labels, share, Draws(plan.seed, stream))
+        drawn = _inside(part.labels, share, RandomStream(plan.seed, stream))
         if not drawn.any():
             raise DataError(f"A split inside classes needs a class with two images. There is none in {where}.")
         return part.select(~drawn), part.select(drawn)
@@ -254,17 +254,17 @@ def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -
     if stream == _VALIDATION and plan.validation_order == "last":
         chosen = present[-count:]
     else:
-        chosen = present[Draws(plan.seed, stream).order(len(present))[:count]]
+        chosen = present[RandomStream(plan.seed, stream).order(len(present))[:count]]
     drawn = np.isin(part.labels, chosen)
     return part.select(~drawn).only_present(), part.select(drawn).only_present()
 
 
-def _inside(labels: NDArray[np.int64], share: float, draws: Draws) -> NDArray[np.bool_]:
+def _inside(labels: NDArray[np.int64], share: float, random: RandomStream) -> NDArray[np.bool_]:
     """True for the drawn images: the share of each class, at least one and not all; none of a class of one."""
     drawn = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        order = draws.order(len(members))
+        order = random.order(len(members))
         if len(members) > 1:
             drawn[members[order[: min(max(round(len(members) * share), 1), len(members) - 1)]]] = True
     return drawn

@@ -1,4 +1,4 @@
-"""Balanced batches: P classes with K images each, in an order that can be saved and taken up again."""
+"""Balanced batches: P classes with K images each, in an order that can be saved and resumed."""
 
 import zlib
 from collections.abc import Mapping
@@ -12,14 +12,16 @@ Indices = NDArray[np.int64]
 
 
 class BalancedBatches:
-    """An endless iterator of batches, each a list of (index, seed): the image and the seed of its augmentation.
+    """An endless batch sampler: each batch is a list of (index, seed), the image and the seed of its augmentation.
+
+    With an `ImageDataset` it goes into a plain `DataLoader(dataset, batch_sampler=BalancedBatches(...))`.
 
     - A batch holds `classes` different classes with `images` images each, class after class.
     - An epoch visits every class once, in a shuffled order. Where the number of classes is no multiple of
       `classes`, the last batch of an epoch is not short: it is filled with the first classes of the next
       epoch, which is shuffled so that they are others than those already in the batch.
     - Fewer classes than `classes`: every batch holds all of them and is that much smaller (`batch_size`).
-    - The images of a class are dealt from a shuffled pack that is shuffled again when it is empty, so that
+    - The images of a class are taken in a shuffled order, which is shuffled again when all were taken, so that
       over time all are seen equally often, never one twice in a batch. A class with fewer than `images` images
       repeats them, each as often as the others or once more; repetitions have seeds, and so augmentations,
       of their own.
@@ -60,7 +62,7 @@ class BalancedBatches:
         return self
 
     def __next__(self) -> list[tuple[int, int]]:
-        chosen = self._order.deal(self._batches)
+        chosen = self._order.group(self._batches)
         drawn = np.concatenate([self._draw(position) for position in chosen.tolist()])
         seeds = np.random.default_rng([self.seed, 2, self._batches]).integers(0, 2**63, len(drawn))
         self._batches += 1
@@ -101,61 +103,62 @@ class BalancedBatches:
     def _start(self, batches: int) -> None:
         self._batches = batches
         everyone = np.arange(len(self._members), dtype=np.int64)
-        self._order = _Pack(everyone, min(self.classes, len(everyone)), [self.seed, 0])
-        self._packs: dict[int, _Pack] = {}
+        self._order = _Shuffled(everyone, min(self.classes, len(everyone)), [self.seed, 0])
+        self._orders: dict[int, _Shuffled] = {}
 
     def _draw(self, position: int) -> Indices:
-        """The images of a class on its next visit; a class is visited once an epoch, so the epoch counts its visits."""
+        """The images of a class on its next visit; it is visited once per epoch, so the epoch counts its visits."""
         members = self._members[position]
         rounds, rest = divmod(self.images, len(members))
-        if position not in self._packs:
-            self._packs[position] = _Pack(members, rest, [self.seed, 1, position])
+        if position not in self._orders:
+            self._orders[position] = _Shuffled(members, rest, [self.seed, 1, position])
         visit = self._order.round_of(position)
-        return np.concatenate([*[members] * rounds, self._packs[position].deal(visit)])
+        return np.concatenate([*[members] * rounds, self._orders[position].group(visit)])
 
 
-class _Pack:
-    """Cards dealt `hand` at a time from one shuffled pack after another; no hand holds a card twice.
+class _Shuffled:
+    """Elements taken `count` at a time from one shuffled order after another; no group holds an element twice.
 
-    A hand that goes over the end of a pack takes its last cards and the first of the next that are not among
-    them: those that are move back behind the hand. Hands are numbered; to reach one the packs before it are
+    A group that goes over the end of an order takes its last elements and the first of the next order that are not
+    among them: those that are move back behind the group. Groups are numbered; to reach one, the orders before it are
     shuffled through, which is cheap, and so a number is all the state there is.
     """
 
-    def __init__(self, cards: Indices, hand: int, seed: list[int]) -> None:
-        self._cards, self._hand = cards, hand
+    def __init__(self, elements: Indices, count: int, seed: list[int]) -> None:
+        self._elements, self._count = elements, count
         self._generator = np.random.default_rng(seed)
-        self._pack = -1  # number of the current pack
-        self._order = cards[:0]
-        self._round: dict[int, int] = {}
+        self._round = -1  # number of the current order
+        self._order = elements[:0]
+        self._rounds: dict[int, int] = {}
 
-    def deal(self, number: int) -> Indices:
-        """Hand `number`; numbers must not fall."""
-        if self._hand == 0:
-            return self._cards[:0]
-        first, end = number * self._hand, (number + 1) * self._hand
+    def group(self, number: int) -> Indices:
+        """Group `number`; numbers must not fall."""
+        if self._count == 0:
+            return self._elements[:0]
+        first, end = number * self._count, (number + 1) * self._count
         parts: list[Indices] = []
-        self._round = {}
-        for pack in range(first // len(self._cards), (end - 1) // len(self._cards) + 1):
-            self._shuffle_to(pack)
-            begin = pack * len(self._cards)
+        self._rounds = {}
+        for round_ in range(first // len(self._elements), (end - 1) // len(self._elements) + 1):
+            self._shuffle_to(round_)
+            begin = round_ * len(self._elements)
             part = self._order[max(first - begin, 0) : end - begin]
-            self._round |= dict.fromkeys(part.tolist(), pack)
+            self._rounds |= dict.fromkeys(part.tolist(), round_)
             parts.append(part)
         return np.concatenate(parts)
 
-    def round_of(self, card: int) -> int:
-        """The number of the pack from which the last hand took this card."""
-        return self._round[card]
+    def round_of(self, element: int) -> int:
+        """The number of the order from which the last group took this element."""
+        return self._rounds[element]
 
-    def _shuffle_to(self, pack: int) -> None:
-        while self._pack < pack:
-            self._pack += 1
-            dealt = self._pack * len(self._cards) % self._hand  # cards the open hand took from the pack before
-            held = self._order[len(self._order) - dealt :]
-            order = self._generator.permutation(self._cards)
+    def _shuffle_to(self, round_: int) -> None:
+        while self._round < round_:
+            self._round += 1
+            # How many elements the group that goes over the end took from the order before.
+            taken = self._round * len(self._elements) % self._count
+            held = self._order[len(self._order) - taken :]
+            order = self._generator.permutation(self._elements)
             clash = np.isin(order, held)
-            front = order[~clash][: self._hand - dealt] if dealt else order[:0]
+            front = order[~clash][: self._count - taken] if taken else order[:0]
             behind = order[~np.isin(order, front)]
             self._order = np.concatenate([front, behind])
 
@@ -174,7 +177,7 @@ def _members(labels: ArrayLike, indices: ArrayLike | None) -> list[Indices]:
     numbers = np.arange(classes.size, dtype=np.int64) if indices is None else np.asarray(indices, np.int64)
     if classes.ndim != 1 or classes.shape != numbers.shape:
         raise DataError(
-            "The 'labels' of BalancedBatches must be one number an image, as many as 'indices'. "
+            "The 'labels' of BalancedBatches must be one number per image, as many as 'indices'. "
             f"Got shapes {classes.shape} and {numbers.shape} instead."
         )
     order = np.argsort(classes, kind="stable")
