@@ -24,10 +24,10 @@ import uvicorn
 from PIL import Image
 
 from bier import EmbeddingEnsemble, Index, Model, boosting_rates
+from bier.collection import Collection
 from bier.models.backbones import build_backbone
 from bier.web.app import create_app
 from bier.web.guard import Limits
-from bier.web.service import Collection
 
 SEED = 0
 GROUPS = (96, 160, 256)

@@ -331,6 +331,8 @@ def data_collection(run: Path, settings: DataConfig, own: bool = True, progress:
 
     own: whether the run was trained on this data. Other data that has no test part of its own is shown whole.
     """
+    if progress is not None:
+        progress("reading the data set", 0, 0)
     dataset = _dataset(run, settings)
     if dataset.divided and not own:
         dataset = Dataset(dataset.name, {"test": dataset[ALL]}, dataset.ks)

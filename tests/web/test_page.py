@@ -134,12 +134,12 @@ def test_a_click_makes_the_next_query_and_back_returns(page: Any) -> None:
 
 def test_the_slider_cuts_the_ensemble(page: Any, collection: Collection, index: Index) -> None:
     chosen = pick_first(page)
-    assert "48 numbers" in page.inner_text("#cut-size")
+    assert "48 dimensions" in page.inner_text("#cut-size")
     page.locator("#learners").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    until(page, "document.querySelector('.row.ensemble h2').textContent.includes('its first learner')")
-    assert "8 numbers" in page.inner_text("#cut-size")
+    until(page, "document.querySelector('.row.ensemble h2').textContent.includes('of the first learner')")
+    assert "8 dimensions" in page.inner_text("#cut-size")
     assert collection.recall is not None
     recall = collection.recall["prefixes"][0]["1"]
     assert f"{recall:.1f} %" in page.inner_text("#cut-recall")
@@ -199,7 +199,7 @@ def test_the_filter_and_its_empty_state(page: Any) -> None:
     page.fill("#filter", "kind 3")
     until(page, "document.querySelectorAll('#browse .tile').length === 8")
     page.fill("#filter", "zebra")
-    until(page, "document.querySelector('#browse-note').textContent.includes('No label has')")
+    until(page, "document.querySelector('#browse-note').textContent.includes('No label contains')")
 
 
 def test_the_report_is_one_click_away(page: Any) -> None:

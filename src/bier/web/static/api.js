@@ -1,6 +1,6 @@
-// Requests to the server; every failure becomes a Problem with a sentence for people.
+// Requests to the server; every failure becomes an ApiError with a sentence for people.
 
-export class Problem extends Error {
+export class ApiError extends Error {
   constructor(code, message, again = false) {
     super(message);
     this.code = code;
@@ -14,17 +14,17 @@ async function ask(path, options = {}) {
     response = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("gone", "The server does not answer. Is it still running?", true);
+    throw new ApiError("gone", "The server does not answer. Is it still running?", true);
   }
   let body = null;
   try {
     body = await response.json();
   } catch {
-    // an answer that is no JSON is an error either way
+    // a response that is not JSON is an error in any case
   }
   if (response.ok && body) return body;
   const { code = "http", message = `The server answered with an error (${response.status}).` } = body?.error ?? {};
-  throw new Problem(code, message, [429, 500, 502, 503].includes(response.status));
+  throw new ApiError(code, message, [429, 500, 502, 503].includes(response.status));
 }
 
 export const status = () => ask("api/status");

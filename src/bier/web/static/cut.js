@@ -1,4 +1,4 @@
-// The slider that cuts the ensemble to its first learners.
+// The slider that reduces the ensemble to its first learners.
 
 import { element } from "./tiles.js";
 
@@ -17,8 +17,8 @@ export function prepare(status, changed) {
   byId("cut-recall-box").hidden = !measured;
   byId("cut-bars").hidden = !measured;
   byId("cut-note").textContent = measured
-    ? `Recall@1: how often the nearest of the other images has the same label, over ${status.queries.toLocaleString("en")} images.`
-    : "Recall is not known: the images have no labels that two of them share.";
+    ? `Recall@1: how often the nearest image has the same label, measured with ${status.queries.toLocaleString("en")} queries.`
+    : "Recall was not measured: it needs labels that several images share, and a collection that is not too large.";
   if (measured) {
     const highest = Math.max(...status.prefixes.map((prefix) => prefix.recall["1"]), 1);
     byId("cut-bars").replaceChildren(
@@ -46,10 +46,10 @@ export function describe(status, learners) {
   byId("cut-count").textContent = words;
   slider.setAttribute("aria-valuetext", words);
   const share = Math.round((100 * now.dimension) / all.dimension);
-  fact("cut-size", `${now.dimension} numbers`, now === all ? bytes(now.bytes) : `${bytes(now.bytes)}, ${share} % of all`);
+  fact("cut-size", `${now.dimension} dimensions`, now === all ? bytes(now.bytes) : `${bytes(now.bytes)}, ${share} % of the whole vector`);
   if (now.recall) {
     const change = now.recall["1"] - all.recall["1"];
-    const text = now === all ? "all learners" : `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} to all learners`;
+    const text = now === all ? "all learners" : `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} against all learners`;
     fact("cut-recall", `${now.recall["1"].toFixed(1)} %`, text);
     [...byId("cut-bars").children].forEach((bar, m) => bar.classList.toggle("now", m === learners - 1));
   }

@@ -1,4 +1,4 @@
-// The page: what it shows follows from the address.
+// The page. Its state, the query and the number of learners, is in the address.
 
 import * as api from "./api.js";
 import * as cut from "./cut.js";
@@ -16,18 +16,18 @@ let running = null;
 let again = null;
 let timer = 0;
 
-function say(text, retry = null) {
+function showBanner(text, retry = null) {
   byId("banner-text").textContent = text;
   again = retry;
   byId("banner-again").hidden = retry === null;
   byId("banner").hidden = false;
 }
 
-const hush = () => (byId("banner").hidden = true);
+const hideBanner = () => (byId("banner").hidden = true);
 
 function failed(error, retry = null) {
-  if (!(error instanceof api.Problem)) throw error;
-  say(error.message, error.again ? retry : null);
+  if (!(error instanceof api.ApiError)) throw error;
+  showBanner(error.message, error.again ? retry : null);
 }
 
 const learnersNow = () => Math.min(Math.max(place.read().learners ?? cut.chosen(), 1), status.groups.length);
@@ -51,27 +51,27 @@ function showNothing() {
   if (status.images === 0) {
     rows.empty(
       "The collection is empty",
-      "There is nothing to search in yet. Stop the server and start it with a data set or a folder of images:",
+      "There are no images to search. Stop the server and start it with a data set or a folder of images:",
       "bier serve RUN --images FOLDER",
     );
     return;
   }
   const count = status.groups.length;
-  const more = count > 1 ? ` First by all ${count} learners together, then by each alone.` : "";
+  const more = count > 1 ? ` The first row is that of all ${count} learners together, the others are those of each learner alone.` : "";
   rows.empty(
     "Which images are alike?",
-    `Pick a picture below, or drop one of your own, and its nearest neighbours appear here.${more}`,
+    `Choose a picture below or drop one of your own to see its nearest neighbours.${more}`,
   );
 }
 
-// Runs one search at a time: a newer one ends an older one that is still under way.
+// Runs one search at a time: a newer one cancels an older one that is still running.
 async function during(work, retry) {
   running?.abort();
   const mine = (running = new AbortController());
   rows.waiting(true);
   try {
     const answer = await work(mine.signal);
-    if (mine === running) hush();
+    if (mine === running) hideBanner();
     return mine === running ? answer : null;
   } catch (error) {
     if (error.name !== "AbortError" && mine === running) failed(error, retry);
@@ -113,7 +113,7 @@ function showAnswer(answer, learners) {
 
 async function take(file) {
   const why = upload.refusal(file, status.upload);
-  if (why) return say(why);
+  if (why) return showBanner(why);
   if (status.images === 0) return;
   const preview = URL.createObjectURL(file);
   const before = shown;
@@ -143,12 +143,12 @@ function cutTo(learners) {
   }, 60);
 }
 
-async function surprise() {
+async function showRandom() {
   try {
     const one = await pick.random();
     if (one) location.hash = place.address(one.id);
   } catch (error) {
-    failed(error, surprise);
+    failed(error, showRandom);
   }
 }
 
@@ -163,7 +163,7 @@ function introduce() {
 }
 
 async function start() {
-  hush();
+  hideBanner();
   try {
     status = await api.status();
   } catch (error) {
@@ -176,15 +176,15 @@ async function start() {
   const refresh = pick.prepare(status, failed);
   upload.prepare(take);
   moveWithArrows(byId("results"));
-  byId("random").addEventListener("click", surprise);
+  byId("random").addEventListener("click", showRandom);
   addEventListener("hashchange", follow);
   await Promise.all([follow(), status.images ? refresh() : null]);
 }
 
-byId("banner-close").addEventListener("click", hush);
+byId("banner-close").addEventListener("click", hideBanner);
 byId("banner-again").addEventListener("click", () => again?.());
 byId("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address names the query
+  event.preventDefault(); // the address holds the query
   byId("results").focus();
 });
 byId("home").addEventListener("click", (event) => {

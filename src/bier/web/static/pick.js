@@ -1,4 +1,4 @@
-// Some images of the collection to pick from, filtered by label.
+// Some images of the collection to choose from, filtered by label.
 
 import { browse } from "./api.js";
 import { moveWithArrows, tile } from "./tiles.js";
@@ -41,7 +41,7 @@ async function fill(failed) {
     grid.replaceChildren(...found.images.map((one) => tile(one)));
     note.textContent = found.matching
       ? `${found.images.length} of ${found.matching.toLocaleString("en")} images${label ? ` with “${label}” in their label` : ""}`
-      : `No label has “${label}” in it. Labels look like “${await example()}”.`;
+      : `No label contains “${label}”. Labels look like “${await example()}”.`;
   } catch (error) {
     if (error.name !== "AbortError") failed(error);
   }

@@ -1,5 +1,5 @@
-// Where the page is: the query and the number of learners, kept in the address so that Back works. A link to a picture
-// names the picture only; the number of learners stays as it is.
+// The query and the number of learners in the address, so that Back works. A link to a picture holds the picture only;
+// the number of learners stays as it is.
 
 export function read() {
   const values = new URLSearchParams(location.hash.slice(1));

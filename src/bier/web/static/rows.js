@@ -1,4 +1,4 @@
-// The rows of results: the ensemble's first, every learner's own beneath it.
+// The rows of results: the ensemble first, then each learner alone.
 
 import { element, tile } from "./tiles.js";
 
@@ -19,7 +19,7 @@ export function show(answer, status, learners) {
   results.replaceChildren(...answer.rows.map((row) => section(row, status, learners)));
 }
 
-// The ensemble's row alone, when the slider has moved; learners' rows stay and only say whether they are used.
+// Replaces the row of the ensemble after the slider has moved; the learners' rows only show whether they are used.
 export function showEnsemble(answer, status, learners) {
   const old = results.querySelector(".row.ensemble");
   const [row] = answer.rows;
@@ -35,11 +35,11 @@ function section(row, status, learners) {
   const number = row.learners.at(-1);
   const known = together ? status.prefixes[number - 1] : status.learners[number - 1];
   const title = together ? ensembleTitle(row, status) : `Learner ${number} alone`;
-  const facts = [`${row.dimension} numbers`];
+  const facts = [`${row.dimension} dimensions`];
   if (known.recall) facts.push(`Recall@1 ${known.recall["1"].toFixed(1)} %`);
   const judged = row.results.filter((one) => one.right !== null);
-  if (judged.length) facts.push(`${judged.filter((one) => one.right).length} of ${judged.length} right here`);
-  if (!together && number > learners) facts.push("not in use");
+  if (judged.length) facts.push(`${judged.filter((one) => one.right).length} of ${judged.length} correct`);
+  if (!together && number > learners) facts.push("not used");
   const heading = element("h2", {}, title, element("small", { textContent: facts.join(" · ") }));
   const list = element("ul", { className: "strip" });
   list.append(...row.results.map((one, place) => tile(one, place + 1)));
@@ -56,5 +56,5 @@ function ensembleTitle(row, status) {
   const all = status.groups.length;
   if (all === 1) return "Nearest images";
   if (row.learners.length === all) return `Ensemble of all ${all} learners`;
-  return row.learners.length === 1 ? "Ensemble cut to its first learner" : `Ensemble of the first ${row.learners.length} learners`;
+  return row.learners.length === 1 ? "Ensemble of the first learner" : `Ensemble of the first ${row.learners.length} learners`;
 }

@@ -9,7 +9,7 @@ export function element(name, properties = {}, ...children) {
   return made;
 }
 
-const spoken = { true: "same label", false: "another label", null: "" };
+const spoken = { true: "same label", false: "different label", null: "" };
 
 export function tile(thing, rank = 0) {
   const name = thing.label ?? thing.id.split("/").pop();

@@ -1,4 +1,4 @@
-// One's own picture: chosen, dropped or pasted.
+// The user's own picture: chosen, dropped or pasted.
 
 const drop = document.getElementById("drop");
 const input = document.getElementById("file");
@@ -37,7 +37,7 @@ export function prepare(take) {
   });
 }
 
-// What can be said without sending it; null if it may be sent.
+// Why a file cannot be used, as far as that is known before it is sent; otherwise null.
 export function refusal(file, limits) {
   const most = limits.bytes / 2 ** 20;
   if (file.size > limits.bytes) {
