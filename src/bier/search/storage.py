@@ -9,7 +9,6 @@
 A save writes a new data folder and then replaces the manifest: a reader sees the old index or the new one.
 """
 
-import hashlib
 import json
 import secrets
 import shutil
@@ -168,8 +167,7 @@ def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
 
 
 def _stamp(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": path.stat().st_size, "sha256": files.checksum(path)}
 
 
 def _check(path: Path, stamp: Mapping[str, Any], verify: bool) -> None:
@@ -178,7 +176,7 @@ def _check(path: Path, stamp: Mapping[str, Any], verify: bool) -> None:
         raise SearchError(
             f"The index file {path} is damaged: expected {stamp['bytes']} bytes, found {size}. Build the index again."
         )
-    if verify and _stamp(path)["sha256"] != stamp["sha256"]:
+    if verify and files.checksum(path) != stamp["sha256"]:
         raise SearchError(f"The index file {path} is damaged: its checksum does not match. Build the index again.")
 
 
