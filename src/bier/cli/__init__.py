@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from bier.cli import data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
-from bier.cli.terminal import say
+from bier.cli.terminal import command, say
 from bier.errors import BierError
 
 app = typer.Typer(
@@ -47,5 +47,6 @@ def main() -> NoReturn:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    say("bier: " + " ".join(message.split()))
+    # A command that a message from below the command line names, as the reader can paste it.
+    say("bier: " + " ".join(message.split()).replace(": bier ", f": {command().strip()} "))
     sys.exit(code)

@@ -76,10 +76,8 @@ class Validation:
     def measure(self, objective: Objective) -> list[float]:
         """R@1 (or accuracy, for a classifier) in percent: of the ensemble, then of each learner."""
         objective.eval()
-        inputs, device = (
-            inputs_in_order(self.inputs, self.inputs.kept, VALIDATION_BATCH),
-            objective.ensemble.weight.device,
-        )
+        device = objective.ensemble.weight.device
+        inputs = inputs_in_order(self.inputs, self.inputs.kept, VALIDATION_BATCH)
         z = torch.from_numpy(to_array(run_network(objective.embed, inputs, device))).to(device)
         labels = torch.from_numpy(self.labels[self.inputs.kept]).to(device)
         if isinstance(objective.metric, BoostedClassifier):
