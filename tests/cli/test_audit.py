@@ -92,6 +92,7 @@ def _holds_one(photos: Path, seed: int) -> Iterator[bool]:
     ("arguments", "message"),
     [
         (("--data", "folder", "--root", "/nowhere"), "/nowhere"),
+        (("--out", __file__), "'--out' option must be a folder"),
         (("--backbone", "conv4"), "'conv4' has no pretrained weights"),
         (("--backbone", "efficientnet_lite9"), "Did you mean"),
     ],

@@ -152,6 +152,11 @@ def audit(
 
     start = perf_counter()
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
+    if out is not None and not out.is_dir():
+        try:  # before minutes of work
+            out.mkdir(parents=True)
+        except OSError as error:
+            raise DataError(f"The '--out' option must be a folder. Got {out} instead: {error.strerror}.") from error
     with progress_bar() as bar:
         model = load_model(untrained(backbone or "efficientnet_lite0"))
         done = audit_dataset(model, dataset, cache, progress=follow_steps(bar))

@@ -52,8 +52,8 @@ def _compare(pairs: Tensor, shrink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best(windows: Tensor, whole: Tensor) -> Tensor:
-    scores: Tensor = _normalised(windows) @ _normalised(whole)[:, :, None]
-    return scores.amax((1, 2))
+    scores: Tensor = (_normalised(windows) @ _normalised(whole)[:, :, None]).amax((1, 2))
+    return scores
 
 
 def _flip(windows: Tensor, flip: bool) -> Tensor:
@@ -68,7 +68,8 @@ def _windows(thumbnails: Tensor, shrink: Tensor) -> Tensor:
 def _normalised(windows: Tensor) -> Tensor:
     rows = windows.flatten(-2)
     rows = rows - rows.mean(-1, keepdim=True)
-    return rows / rows.norm(dim=-1, keepdim=True).clamp_min(1.0)  # a picture of one colour is like no other
+    length: Tensor = rows.norm(dim=-1, keepdim=True)
+    return rows / length.clamp_min(1.0)  # a picture of one colour is like no other
 
 
 @cache
