@@ -28,7 +28,8 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "brightened": lambda image: image.point(lambda value: min(255, 1.2 * value)),
     "grey": lambda image: image.convert("L"),
     "cropped on all sides": lambda image: image.crop((9, 7, 230, 173)),
-    "cropped on one side": lambda image: image.crop((24, 0, 240, 180)),
+    "cropped on one side": lambda image: image.crop((40, 0, 240, 180)),
+    "a tenth cropped on all sides": lambda image: image.crop((24, 18, 216, 162)),
     "mirrored and cropped": lambda image: ImageOps.mirror(image.crop((0, 8, 225, 180))),
 }
 

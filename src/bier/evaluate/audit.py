@@ -47,7 +47,7 @@ _LEGENDS = {
 }
 
 NEIGHBOURS = 50  # of each image, among which classes are compared
-CANDIDATES = 16  # of these, the nearest ones are compared as possible copies
+CANDIDATES = 10  # of these, the nearest ones are compared as possible copies
 WRONG_DEVIATIONS, FAR_DEVIATIONS = 2.5, 5.0  # robust standard deviations from the usual that make a finding
 _FEW = 5  # the median of a class with fewer images means little; that of the whole set is taken
 _ROWS = 1024  # whose neighbours are looked up at once
@@ -233,7 +233,7 @@ def audit(
     copies, kept = _same_content(inspection, readable, part.labels, split)
     if len(kept) > 1:
         compared = _Compared(vectors[np.searchsorted(readable, kept)], kept, part.labels[kept], progress)
-        copies += _near_copies(compared, inspection, part.labels, split)
+        copies += _near_copies(compared, inspection, part.labels, split, progress)
         in_two_classes = {row for one in copies if one.name != INSIDE for row in (one.row, one.other)}
         found += _misplaced(compared, in_two_classes)
     found += copies
@@ -290,14 +290,16 @@ def _blocks(count: int) -> Iterator[Rows]:
     return (np.arange(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS))
 
 
-def _near_copies(compared: _Compared, inspection: Inspection, labels: Rows, split: Sequence[str]) -> list[Finding]:
+def _near_copies(
+    compared: _Compared, inspection: Inspection, labels: Rows, split: Sequence[str], progress: Progress | None
+) -> list[Finding]:
     """Pairs of neighbours that are copies by their thumbnails, though their content differs."""
     near = compared.rows[compared.near[:, :CANDIDATES]]
     pairs = np.stack([np.repeat(compared.rows, near.shape[1]), near.ravel()], axis=1)
     pairs = np.unique(np.sort(pairs, axis=1), axis=0)
     found = []
-    for start in range(0, len(pairs), 8 * _ROWS):
-        some = pairs[start : start + 8 * _ROWS]
+    for start in range(0, len(pairs), _ROWS):
+        some = pairs[start : start + _ROWS]
         alike, mirrored = likeness(inspection.thumbnails[some[:, 0]], inspection.thumbnails[some[:, 1]])
         for which in np.flatnonzero(alike >= COPY):
             one, other = some[which].tolist()
@@ -305,6 +307,8 @@ def _near_copies(compared: _Compared, inspection: Inspection, labels: Rows, spli
                 detail = "mirrored" if mirrored[which] else "near"
                 score = min(float(alike[which]), 1.0)
                 found.append(_pair(one, other, score, detail, labels, split))
+        if progress is not None:
+            progress("comparing pairs", start + len(some), len(pairs))
     return found
 
 

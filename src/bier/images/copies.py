@@ -1,4 +1,4 @@
-"""Whether two pictures are copies: re-saved, resized, brightened, mirrored or cropped by up to a tenth of a side.
+"""Whether two pictures are copies: re-saved, resized, brightened, mirrored or cropped by up to a fifth of a side.
 
 Features of a network find candidates but cannot decide: a copy of half the size may be less similar to its original
 than another photograph of the same thing. Small grey thumbnails, laid on each other, can.
@@ -13,13 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 SIDE = 32  # pixels of a thumbnail
-COPY = 0.95  # likeness from which two pictures are taken for copies
-# Three comparisons, each only of the pairs that reached a likeness in the one before: (this likeness, cells per side
-# whose means are compared, shares of a side that may be cut off at either end, pairs at once).
+COPY = 0.95  # likeness from which two pictures are taken for copies; docs/data.md says what it was chosen on
+# Two comparisons, the second only of pairs that reached a likeness in the first: (this likeness, cells per side whose
+# means are compared, shares of a side that may be cut off at its ends, pairs at once).
 _ROUNDS = (
-    (-1.0, 8, (0.0,), 4096),
-    (0.4, 16, (0.0, 0.05, 0.1), 256),
-    (0.8, 16, (0.0, 0.025, 0.05, 0.075, 0.1), 64),
+    (-1.0, 8, (0.0, 0.05, 0.1, 0.15, 0.2), 512),
+    (0.88, 16, (0.0, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15, 0.175, 0.2), 16),
 )
 
 
@@ -31,8 +30,8 @@ def thumbnail(image: Image.Image) -> NDArray[np.uint8]:
 def likeness(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """(correlation in -1..1, whether the mirrored picture fits better) of thumbnails (P, SIDE, SIDE) pair by pair.
 
-    Each picture is compared with the windows that cutting up to a tenth off the other one would leave. Pairs that have
-    nothing in common are compared whole and coarsely only.
+    Each picture is compared with the windows that cutting up to a fifth off the other one would leave, coarsely first,
+    and precisely where they are alike.
     """
     pairs = torch.from_numpy(np.stack([first, second]))
     best, mirrored = torch.zeros(len(first)), torch.zeros(len(first), dtype=torch.bool)
