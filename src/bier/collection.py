@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -26,7 +27,7 @@ from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.images import Broken, ImageDataset, open_image
 from bier.method.defaults import Weighting
-from bier.models.model import Model, load
+from bier.models.model import Model, Untrained, load
 from bier.search import Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.index import Kind
@@ -51,9 +52,18 @@ def model_folder(path: Path) -> Path:
     raise ModelError(f"A model must be a folder with model.json, or a run that has one. Found none at {path}.")
 
 
-def about_model(path: Path) -> dict[str, str]:
-    """Where a model is, and the checksum of its description, which contains that of the weights."""
+def about_model(path: Path | Untrained) -> dict[str, str]:
+    """Where a model is, and the checksum of its description, which contains that of the weights.
+
+    Of an untrained backbone: its name, the file of its weights if it was given, and a digest of these weights.
+    """
+    if isinstance(path, Untrained):
+        file = {} if path.weights is None else {"weights": str(path.weights.resolve())}
+        return {"backbone": path.backbone, **file, "fingerprint": _untrained_fingerprint(path)}
     return {"path": str(path.resolve()), "fingerprint": files.checksum(model_folder(path) / "model.json")}
+
+
+_untrained_fingerprint = lru_cache(Untrained.fingerprint)  # it builds the network
 
 
 def fingerprint(model: Mapping[str, str], part: Part) -> str:
@@ -94,14 +104,14 @@ class ImageSource:
     """Images and the model that computes their vectors. Images that cannot be read are left out with `skip_broken`.
 
     Args:
-        run: a run or the folder of a model.
+        run: a run, the folder of a model or an untrained backbone.
         part: the images, as `list_images` returns them or as a part of a data set.
         cache: a folder for prepared images.
     """
 
     def __init__(
         self,
-        run: Path,
+        run: Path | Untrained,
         part: Part,
         *,
         cache: Path | None = None,
@@ -245,19 +255,26 @@ def run_folder(path: Path) -> Path:
     return path.parent if path.name == "model" else path
 
 
-def model_of(store: Store, model: Path | None) -> Model:
+def model_of(store: Store, model: Path | Untrained | None) -> Model:
     """The model that computed a collection's vectors, or the one given instead; the fingerprint must be the same."""
     known: Mapping[str, Any] = store.about.get("model") or {}
-    path = model or (Path(known["path"]) if known.get("path") else None)
+    path = model or _recorded_model(known)
     if path is None:
         raise SearchError("The collection does not say which model computed it. Give it with --model.")
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise SearchError(f"The collection's model must be at {path}. It is no longer there; give it with --model.")
     if known.get("fingerprint") and about_model(path)["fingerprint"] != known["fingerprint"]:
         raise SearchError(
             f"The model {path} must be the one that computed the collection. It has other weights; index again."
         )
     return load(path)
+
+
+def _recorded_model(known: Mapping[str, Any]) -> Path | Untrained | None:
+    """The model that `about_model` has described."""
+    if known.get("backbone"):
+        return Untrained(known["backbone"], Path(known["weights"]) if known.get("weights") else None)
+    return Path(known["path"]) if known.get("path") else None
 
 
 def image_path(store: Store, one: Id) -> Path:
@@ -304,15 +321,15 @@ class Collection:
             )
 
 
-def stored_collection(run: Path, target: str, progress: Progress | None = None) -> Collection:
-    """The collection in an index or a store."""
+def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
+    """The collection in an index or a store, with the model that it names or the one given instead."""
     store = open_collection(target)
     model = model_of(store, run)
     recall = recall_of(store, model.weighting, progress)
     return Collection(store, model, lambda one: open_image(image_path(store, one)), Path(target).name, recall)
 
 
-def image_collection(run: Path, images: Path, progress: Progress | None = None) -> Collection:
+def image_collection(run: Path | Untrained, images: Path, progress: Progress | None = None) -> Collection:
     """The images of a folder or a table, encoded once and kept below RUN/serve. Broken ones are left out."""
     about_model(run)  # an error about the model comes first
     part, place = list_images(images), images.resolve()
@@ -326,7 +343,9 @@ def image_collection(run: Path, images: Path, progress: Progress | None = None) 
     return _kept(run, part, place.name, {"folder": str(place)}, encoded)
 
 
-def data_collection(run: Path, settings: DataConfig, own: bool = True, progress: Progress | None = None) -> Collection:
+def data_collection(
+    run: Path | Untrained, settings: DataConfig, own: bool = True, progress: Progress | None = None
+) -> Collection:
     """The test images of a data set, divided as training divides it, with the recall figures of the report.
 
     own: whether the run was trained on this data. Other data that has no test part of its own is shown whole.
@@ -355,9 +374,9 @@ def data_collection(run: Path, settings: DataConfig, own: bool = True, progress:
     return _kept(run, part, settings.name, {"data": settings.name, "root": settings.root}, encoded)
 
 
-def _dataset(run: Path, settings: DataConfig) -> Dataset:
+def _dataset(run: Path | Untrained, settings: DataConfig) -> Dataset:
     """The data set of the settings. The test part of glyphs is kept: drawing takes seconds and depends on nothing."""
-    if settings.name != "glyphs":
+    if settings.name != "glyphs" or isinstance(run, Untrained):
         return load_for(settings)
     file = run_folder(run) / "serve" / f"glyphs-{settings.seed}-{settings.validation:g}.npz"
     try:
@@ -375,13 +394,21 @@ def _dataset(run: Path, settings: DataConfig) -> Dataset:
 
 
 def _kept(
-    run: Path, part: Part, name: str, place: Mapping[str, str], encoded: Callable[[], tuple[Index, ImageSource]]
+    run: Path | Untrained,
+    part: Part,
+    name: str,
+    place: Mapping[str, str],
+    encoded: Callable[[], tuple[Index, ImageSource]],
 ) -> Collection:
-    """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept."""
+    """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept.
+
+    An untrained backbone has no folder to keep it in.
+    """
     key = {**place, "images": fingerprint(about_model(run), part)}
     where = hashlib.sha256(json.dumps(dict(place), sort_keys=True).encode()).hexdigest()[:8]
-    folder = run_folder(run) / "serve" / f"{name}-{where}" / "index"
-    index, notes = _read_index(folder, key), []
+    folder = run_folder(run) / "serve" / f"{name}-{where}" / "index" if isinstance(run, Path) else None
+    index = None if folder is None else _read_index(folder, key)
+    notes: list[str] = []
     if index is not None:
         model = load(run)
     else:
@@ -389,10 +416,15 @@ def _kept(
         model, notes = source.model, [f"left out: {broken.reason}" for broken in source.skipped]
         index.about["source"] = key
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            index.save(folder)
+            if folder is not None:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                index.save(folder)
         except (OSError, BierError) as error:
             notes.append(f"The vectors could not be kept for the next start: {error}")
+    return Collection(index, model, _picture_of(part), name, index.about["recall"], tuple(notes))
+
+
+def _picture_of(part: Part) -> PictureOf:
     row_of = {one: row for row, one in enumerate(range(len(part)) if part.ids is None else part.ids)}
 
     def picture(one: Id) -> Image:
@@ -400,7 +432,7 @@ def _kept(
         crop = None if box is None or np.isnan(box).all() else tuple(box.tolist())
         return open_image(part.images[row_of[one]], box=crop)
 
-    return Collection(index, model, picture, name, index.about["recall"], tuple(notes))
+    return picture
 
 
 def _read_index(folder: Path, key: Mapping[str, str]) -> Index | None:

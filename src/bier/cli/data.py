@@ -1,12 +1,26 @@
-"""`bier data`: what a data set holds against what its protocol expects, and what it looks like."""
+"""`bier data`: what a data set holds against what its protocol expects, what it looks like, what is wrong with it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from bier.cli.terminal import Data, Json, Root, Size, console, emit, say
+from bier.cli.terminal import (
+    Backbone,
+    Cache,
+    Data,
+    Json,
+    Root,
+    Size,
+    console,
+    emit,
+    follow_steps,
+    progress_bar,
+    say,
+    untrained,
+)
 from bier.errors import DataError
 from bier.files import file_aside
 
@@ -14,6 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from bier.data import Dataset
+    from bier.evaluate.audit import Audit
 
 Counts = Mapping[str, Mapping[str, int]]
 Seed = Annotated[int, typer.Option("--seed", help="Fixes the split of folder, table and features, and the glyphs.")]
@@ -27,7 +42,7 @@ Split = Annotated[
 TestShare = Annotated[float, typer.Option("--test-share", help="The share that a split draws for test.")]
 
 
-app = typer.Typer(help="Check a data set against its protocol, or look at it.", no_args_is_help=True)
+app = typer.Typer(help="Check a data set, look at it, or find what may be wrong with it.", no_args_is_help=True)
 
 
 @app.command()
@@ -101,6 +116,82 @@ def show(
         emit({"file": str(out), "width": sheet.width, "height": sheet.height})
     else:
         say(f"{title}: written to {out} ({sheet.width}x{sheet.height}).")
+
+
+@app.command()
+def audit(
+    data: Data = "glyphs",
+    root: Root = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write findings.csv and sheets of pictures here.")
+    ] = None,
+    backbone: Backbone = "efficientnet_lite0",
+    size: Size = "small",
+    seed: Seed = 0,
+    validation: Validation = 0.0,
+    split: Split = "classes",
+    test_share: TestShare = 0.5,
+    cache: Cache = None,
+    json: Json = False,
+) -> None:
+    """Find what may be wrong with a data set before training: copies, leaks, wrong labels, outliers, bad files.
+
+    Copies are images with the same content, and those that were re-saved, resized, mirrored or slightly cropped. A copy
+    in another part of the split is a leak. Labels are suspect where another class is much nearer than the own one.
+    findings.csv has every finding, the worst first; nothing is changed or deleted.
+
+    [bold]Examples[/bold]
+
+    bier data audit --data folder --root photos --out audit
+
+    bier data audit --data table --root shop.csv --split inside --json
+    """
+    from bier.data import load
+    from bier.evaluate.audit import FINDINGS, ON_A_SHEET, audit_dataset
+    from bier.models.model import load as load_model
+
+    start = perf_counter()
+    dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
+    if out is not None and not out.is_dir():
+        try:  # before minutes of work
+            out.mkdir(parents=True)
+        except OSError as error:
+            raise DataError(f"The '--out' option must be a folder. Got {out} instead: {error.strerror}.") from error
+    with progress_bar() as bar:
+        model = load_model(untrained(backbone or "efficientnet_lite0"))
+        done = audit_dataset(model, dataset, cache, progress=follow_steps(bar))
+    place = None if root is None else root.expanduser()
+    base = place.parent if place is not None and place.is_file() else place
+    written = [] if out is None else [str(path) for path in done.write(out, base)]
+    seconds = round(perf_counter() - start, 3)
+    if json:
+        counts = {name: len(done.of(name)) for name in FINDINGS}
+        worst = {name: [done.described(one, base) for one in done.of(name)[:ON_A_SHEET]] for name in FINDINGS}
+        parts = dataset.counts()
+        emit({"parts": parts, "counts": counts, "worst": worst, "written": written, "seconds": seconds})
+        return
+    _tabulate_findings(done, base)
+    say(f"\n{len(done.part):,} images, {seconds:.1f} s" + (f"; see {', '.join(written)}" if written else ""))
+
+
+def _tabulate_findings(done: "Audit", root: Path | None) -> None:
+    from rich.table import Table
+
+    from bier.evaluate.audit import FINDINGS
+
+    table = Table(box=None)
+    table.add_column("finding", no_wrap=True)
+    table.add_column("found", justify="right")
+    table.add_column("")
+    for name, meaning in FINDINGS.items():
+        table.add_row(name, f"{len(done.of(name)):,}", meaning)
+    console.print(table)
+    for name in FINDINGS:
+        worst = [done.described(one, root) for one in done.of(name)[:3]]
+        if worst:
+            say(f"\n{name}, the worst first:")
+        for row in worst:
+            say("  " + "  ".join(str(row[key]) for key in ("score", "path", "other_path") if row[key] is not None))
 
 
 def _tabulate(dataset: "Dataset", found: Counts, wanted: Counts) -> None:

@@ -7,16 +7,28 @@ from typing import Annotated
 
 import typer
 
-from bier.cli.terminal import Cache, Json, SkipBroken, emit, follow_steps, progress_bar, say
+from bier.cli.terminal import (
+    Backbone,
+    Cache,
+    Json,
+    SkipBroken,
+    emit,
+    follow_steps,
+    model_and_images,
+    progress_bar,
+    say,
+)
 from bier.errors import ConfigError
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
-    images: Annotated[
-        Path, typer.Argument(help="A folder of images, or a table (CSV or Parquet) with the columns path and label.")
-    ],
+    model: Annotated[Path, typer.Argument(help="A run, or the folder of a model; with --backbone the images.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")],
+    images: Annotated[
+        Path | None,
+        typer.Argument(help="A folder of images, or a table (CSV or Parquet) with the columns path and label."),
+    ] = None,
+    backbone: Backbone = None,
     batch_size: Annotated[int, typer.Option("--batch-size", help="Images per batch.")] = 64,
     workers: Annotated[int | None, typer.Option("--workers", help="Threads that decode images.")] = None,
     cache: Cache = None,
@@ -36,6 +48,8 @@ def embed(
 
     bier embed runs/birds shop.csv --out shop.safetensors --skip-broken
 
+    bier embed photos --backbone efficientnet_lite0 --out plain.safetensors
+
     torchrun --nproc-per-node 8 --no-python bier embed runs/birds photos --out vectors.safetensors
     """
     if out.suffix != ".safetensors":
@@ -45,12 +59,13 @@ def embed(
     from bier.data import list_images
 
     start = time.perf_counter()
-    part = list_images(images)
-    about_model(model)  # before other processes are waited for
+    used, listed = model_and_images(model, images, backbone)
+    part = list_images(listed)
+    about_model(used)  # before other processes are waited for
     # One process may finish days before another.
     with distributed.process_group("gloo", timedelta(days=7)), progress_bar() as bar:
         progress = follow_steps(bar) if distributed.rank() == 0 else None
-        source = ImageSource(model, part, cache=cache, skip_broken=skip_broken, workers=workers, progress=progress)
+        source = ImageSource(used, part, cache=cache, skip_broken=skip_broken, workers=workers, progress=progress)
         resumed = write_embeddings(source, out, batch_size, progress)
         if distributed.rank():
             return

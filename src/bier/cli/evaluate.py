@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bier.cli.terminal import (
+    Backbone,
     Cache,
     Json,
     Root,
@@ -20,6 +21,7 @@ from bier.cli.terminal import (
     say,
     step,
     table_of_numbers,
+    untrained,
 )
 from bier.errors import ConfigError, DataError
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from bier.evaluate.dataset import Assessment, Measured
     from bier.evaluate.ensemble import EnsembleResult
+    from bier.models.model import Untrained
 
 Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders or model folders.")]
 EmbeddingsFile = Annotated[
@@ -48,6 +51,7 @@ Report = Annotated[
 def evaluate(
     runs: Runs = None,
     embeddings: EmbeddingsFile = None,
+    backbone: Backbone = None,
     data: DataName = None,
     root: Root = None,
     size: Size = "small",
@@ -72,11 +76,14 @@ def evaluate(
 
     bier evaluate runs/shop/model --data folder --root other-photos --report report
 
+    bier evaluate --backbone efficientnet_lite0 --data folder --root photos
+
     bier evaluate --embeddings vectors.safetensors
     """
-    if bool(runs) == (embeddings is not None):
+    models: list[Path | Untrained] = [*([untrained(backbone)] if backbone is not None else []), *(runs or [])]
+    if bool(models) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
-    if report is not None and len(runs or []) > 1:
+    if report is not None and len(models) > 1:
         raise ConfigError("--report goes with one run or model at a time.")
     if embeddings is not None:
         with progress_bar() as bar, step(bar, f"measuring {embeddings}"):
@@ -93,17 +100,19 @@ def evaluate(
 
     with process_group():
         found: dict[str, dict[str, Any]] = {}
-        for run in runs or []:
-            place = report if report is not None else run / "report" if (run / "config.toml").is_file() else None
+        for run in models:
+            place = report
+            if place is None and isinstance(run, Path) and (run / "config.toml").is_file():
+                place = run / "report"
             found[str(run)] = _measure(
-                run, data, root, size, part, cache, skip_broken, None if no_report or len(runs or []) > 1 else place
+                run, data, root, size, part, cache, skip_broken, None if no_report or len(models) > 1 else place
             )
         if rank() == 0:
             _show(found, as_json)
 
 
 def _measure(
-    run: Path,
+    run: "Path | Untrained",
     data: str | None,
     root: Path | None,
     size: str,
@@ -132,13 +141,13 @@ def _measure(
             def follow(done: int, total: int) -> None:
                 bar.update(task, completed=done, total=total)
 
-            if dataset.protocol == "accuracy":
+            if dataset.protocol == "accuracy" and isinstance(run, Path):
                 return assess_classifier(run, model, dataset, part or "test", follow)
             done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
         if report is not None and rank() == 0:
             with step(bar, "writing the report"):
-                _write(report, done.result, done.measured, str(run), run, done)
+                _write(report, done.result, done.measured, str(run), run if isinstance(run, Path) else None, done)
     return done.to_dict()
 
 

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from bier.cli.terminal import Json, emit, say
+from bier.cli.terminal import Backbone, Json, emit, model_or_backbone, say
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A run, or the folder of a model.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the graph goes.")],
+    model: Annotated[Path | None, typer.Argument(help="A run, or the folder of a model.")] = None,
+    backbone: Backbone = None,
     to: Annotated[Literal["onnx"], typer.Option("--to", help="The format.")] = "onnx",
     learners: Annotated[int | None, typer.Option("--learners", help="Only the first M learners.")] = None,
     json: Json = False,
@@ -24,11 +25,13 @@ def export(
     bier export runs/birds --to onnx --out birds.onnx
 
     bier export runs/birds --out small.onnx --learners 1
+
+    bier export --backbone efficientnet_lite0 --out plain.onnx
     """
     from bier.models.export import export_onnx
     from bier.models.model import load
 
-    loaded = load(model, precision="float32", device="cpu")
+    loaded = load(model_or_backbone(model, backbone), precision="float32", device="cpu")
     export_onnx(loaded, out, learners)
     dimension = sum(loaded.groups[:learners])
     if json:

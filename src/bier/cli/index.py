@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bier.cli.terminal import Json, emit, follow_steps, progress_bar, say
+from bier.cli.terminal import Backbone, Json, emit, follow_steps, model_and_images, progress_bar, say
 from bier.errors import SearchError
 
 if TYPE_CHECKING:
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def index(
-    source: Annotated[Path, typer.Argument(help="A file of `bier embed`; or a run or a model that encodes images.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A file of `bier embed`; or a run or a model that encodes images; with --backbone the images."
+        ),
+    ],
     images: Annotated[
         Path | None, typer.Argument(help="With a model: a folder of images, or a table (CSV or Parquet) of them.")
     ] = None,
@@ -29,10 +34,13 @@ def index(
             help="auto: exact up to 20,000 images, a graph beyond. funnel: a graph of the first learner only.",
         ),
     ] = "auto",
+    backbone: Backbone = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="With --store: empty the collection first.")] = False,
     json: Json = False,
 ) -> None:
     """Create a collection for `bier search` and `bier serve`.
+
+    With --backbone no training is needed: images are compared by the plain features of a pretrained network.
 
     An index that exists at --out is replaced in one step. Loading into a store continues where it stopped: images
     that are already there are not encoded again.
@@ -42,6 +50,8 @@ def index(
     bier index vectors.safetensors --out birds.index
 
     bier index runs/birds photos --out runs/birds/index
+
+    bier index photos --backbone efficientnet_lite0 --out shop.index
 
     bier index vectors.safetensors --store milvus:birds.db
 
@@ -54,7 +64,7 @@ def index(
     start = time.perf_counter()
     with progress_bar() as bar:
         progress = follow_steps(bar)
-        given = _source(source, images)
+        given = _source(source, images, backbone)
         result: dict[str, Any]
         if out is not None:
             made = build_index(given, kind, progress)
@@ -72,10 +82,13 @@ def index(
         say(f"{result['images']:,} images in {out or store} ({result['method']}, {result['seconds']:.1f} s)")
 
 
-def _source(source: Path, images: Path | None) -> "Source":
+def _source(source: Path, images: Path | None, backbone: str | None) -> "Source":
     from bier.collection import ImageSource, StoredSource
     from bier.data import list_images
 
+    if backbone is not None:
+        model, listed = model_and_images(source, images, backbone)
+        return ImageSource(model, list_images(listed))
     if source.is_file() or source.suffix == ".safetensors":
         return StoredSource.read(source)
     if images is None:

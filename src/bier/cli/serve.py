@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bier.cli.terminal import Json, Root, emit, follow_steps, progress_bar, say
+from bier.cli.terminal import Backbone, Json, Root, emit, follow_steps, model_or_backbone, progress_bar, say
 from bier.errors import ConfigError, needs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from bier.collection import Collection, Progress
+    from bier.models.model import Untrained
 
 _SHUTDOWN = 3  # seconds that running requests get when the server is stopped
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a model.")],
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run, a model or an index.")] = None,
+    backbone: Backbone = None,
     data: Annotated[
         str | None,
         typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the data set of the run]"),
@@ -57,6 +59,8 @@ def serve(
 
     bier serve runs/birds --images photos --port 9000
 
+    bier serve --backbone efficientnet_lite0 --images photos
+
     bier serve runs/birds --store milvus:http://milvus.example:19530
     """
     # Before numpy is imported: searches run in parallel already, and OpenBLAS's own threads would compete with them
@@ -67,10 +71,11 @@ def serve(
     listening = _listen(host, port)
     with listening:
         with progress_bar() as bar:
-            collection = _collection(run, data, root, images, index, store, follow_steps(bar))
+            used = model_or_backbone(run, backbone)
+            collection = _collection(used, data, root, images, index, store, follow_steps(bar))
         for note in collection.notes:
             say(note)
-        app = _application(run, collection, host, allow_host or [])
+        app = _application(used, collection, host, allow_host or [])
         shown = "localhost" if host in ("0.0.0.0", "::") else host
         url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
         if json:
@@ -83,7 +88,7 @@ def serve(
 
 
 def _collection(
-    run: Path,
+    run: "Path | Untrained",
     data: str | None,
     root: Path | None,
     images: Path | None,
@@ -103,12 +108,14 @@ def _collection(
         return image_collection(run, images, progress)
     if store is not None or index is not None:
         return stored_collection(run, store or str(index), progress)
-    if data is None and not (run / "config.toml").is_file():
+    if data is None and not isinstance(run, Path):
+        raise ConfigError("--backbone has no data set of its own; say what to show with --data, --images or --index.")
+    if data is None and isinstance(run, Path) and not (run / "config.toml").is_file():
         if not (run / "manifest.json").is_file() and not (run_folder(run) / "index").exists():
             raise ConfigError(
                 f"{run} is a model without a run's config.toml; say what to show with --data, --images or --index."
             )
-        return stored_collection(run, str(run), progress)
+        return stored_collection(None if (run / "manifest.json").is_file() else run, str(run), progress)
     settings, own = data_settings(run, data, root)
     return data_collection(run, settings, own, progress)
 
@@ -130,13 +137,14 @@ def _is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def _application(run: Path, collection: "Collection", host: str, allowed: list[str]) -> "FastAPI":
+def _application(run: "Path | Untrained", collection: "Collection", host: str, allowed: list[str]) -> "FastAPI":
     from bier.collection import run_folder
     from bier.web.app import create_app
     from bier.web.guard import LOOPBACK
 
     names = [*LOOPBACK, host, *allowed] if _is_loopback(host) or allowed else None
-    return create_app(collection, report=run_folder(run) / "report", hosts=names, version=secrets.token_hex(4))
+    report = run_folder(run) / "report" if isinstance(run, Path) else None
+    return create_app(collection, report=report, hosts=names, version=secrets.token_hex(4))
 
 
 def _run(app: "FastAPI", listening: socket.socket) -> None:

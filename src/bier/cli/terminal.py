@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from bier.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.progress import Progress, Task, TaskID
+
+    from bier.models.model import Untrained
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
 NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
@@ -53,6 +57,15 @@ Cache = Annotated[
         help="Keep prepared images in this folder; later runs read them from there, many times faster.",
     ),
 ]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        metavar="NAME",
+        help="Use the plain features of this pretrained backbone, like efficientnet_lite0, in place of a trained "
+        "model. NAME=FILE reads its weights from a file.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,6 +77,33 @@ Settings = Annotated[
 console = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
+
+
+def untrained(backbone: str) -> "Untrained":
+    """The model that `--backbone` names."""
+    from bier.models.model import Untrained
+
+    name, _, file = backbone.partition("=")
+    return Untrained(name, Path(file) if file else None)
+
+
+def model_and_images(first: Path | None, second: Path | None, backbone: str | None) -> tuple["Path | Untrained", Path]:
+    """Arguments MODEL IMAGES; with `--backbone` only IMAGES."""
+    given = [path for path in (first, second) if path is not None]
+    if len(given) != (2 if backbone is None else 1):
+        wanted = "a run or model and then the images, or --backbone NAME and the images alone"
+        raise ConfigError(f"Give {wanted}. Got {len(given)} path{'s' * (len(given) != 1)} instead.")
+    return (given[0] if backbone is None else untrained(backbone)), given[-1]
+
+
+def model_or_backbone(model: Path | None, backbone: str | None) -> "Path | Untrained":
+    """An argument MODEL, or `--backbone` in its place."""
+    if (model is None) == (backbone is None):
+        raise ConfigError("Give either a run or model, or --backbone NAME.")
+    if model is not None:
+        return model
+    assert backbone is not None
+    return untrained(backbone)
 
 
 def say(message: str) -> None:

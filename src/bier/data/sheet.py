@@ -1,7 +1,9 @@
-"""A contact sheet: a row for each of some classes, with its name and some of its images, as one picture."""
+"""Rows of images with names as one picture; the contact sheet has a row for each of some classes."""
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,14 @@ TILE, GAP, MARGIN, NAMES, TITLE = 112, 6, 16, 176, 44  # pixels
 INK, PALE, PAPER = (28, 28, 32), (120, 120, 128), (255, 255, 255)
 
 
+class SheetRow(NamedTuple):
+    """A name, a note below it, and the images of a row by their numbers."""
+
+    name: str
+    note: str
+    images: Sequence[int]
+
+
 def contact_sheet(part: Part, title: str, classes: int = 12, images: int = 8) -> Image.Image:
     """The sheet of a part. Classes are taken evenly from first to last, and so are the images of each class.
 
@@ -26,15 +36,23 @@ def contact_sheet(part: Part, title: str, classes: int = 12, images: int = 8) ->
         raise ConfigError(
             f"A contact sheet needs at least one class and one image. Got {classes} and {images} instead."
         )
-    shown = _evenly(np.unique(part.labels), classes)
-    sheet = Image.new("RGB", (_left(images) + MARGIN - GAP, _top(len(shown)) + MARGIN - GAP), PAPER)
+    rows = []
+    for label in _evenly(np.unique(part.labels), classes):
+        members = np.flatnonzero(part.labels == label)
+        note = f"{len(members)} image{'s' if len(members) != 1 else ''}"
+        rows.append(SheetRow(part.classes[label], note, _evenly(members, images).tolist()))
+    return draw_rows(part, title, rows, images)
+
+
+def draw_rows(part: Part, title: str, rows: Sequence[SheetRow], columns: int) -> Image.Image:
+    """A sheet with room for `columns` images in each row."""
+    sheet = Image.new("RGB", (_left(columns) + MARGIN - GAP, _top(len(rows)) + MARGIN - GAP), PAPER)
     draw = ImageDraw.Draw(sheet)
     draw.text((MARGIN, MARGIN), title, fill=INK, font=_font(18, bold=True))
-    for row, label in enumerate(shown):
-        members = np.flatnonzero(part.labels == label)
-        _name(draw, part.classes[label], len(members), _top(row))
-        for column, index in enumerate(_evenly(members, images)):
-            sheet.paste(Image.fromarray(_tile(part, int(index))), (_left(column), _top(row)))
+    for number, row in enumerate(rows):
+        _name(draw, row.name, row.note, _top(number))
+        for column, index in enumerate(row.images):
+            sheet.paste(Image.fromarray(_tile(part, index)), (_left(column), _top(number)))
     return sheet
 
 
@@ -66,11 +84,11 @@ def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(path), size, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _name(draw: ImageDraw.ImageDraw, name: str, count: int, top: int) -> None:
-    """The class's name in up to four lines and how many images it has, in the middle of its row."""
+def _name(draw: ImageDraw.ImageDraw, name: str, note: str, top: int) -> None:
+    """The name in up to four lines and the note below it, in the middle of a row."""
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").replace("_", " ")
     lines = textwrap.wrap(shown, width=20, max_lines=4, placeholder=" …") or ["?"]
-    lines.append(f"{count} image{'s' if count != 1 else ''}")
+    lines.append(note)
     y = top + (TILE - 19 * len(lines)) // 2
     for line in lines[:-1]:
         draw.text((MARGIN, y), line, fill=INK, font=_font(14))

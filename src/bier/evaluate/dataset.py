@@ -22,7 +22,7 @@ from bier.method import equations
 from bier.method.classifier import BoostedClassifier
 from bier.models.inference import inputs_in_order, run_network, to_array
 from bier.models.maps import TrunkCache
-from bier.models.model import Model
+from bier.models.model import Model, Untrained
 
 BATCH = 128
 QUERY_GALLERY = "query and gallery"
@@ -69,15 +69,16 @@ class Assessment:
 
 
 def data_settings(
-    run: Path, data: str | None = None, root: Path | None = None, size: str = "small"
+    run: Path | Untrained, data: str | None = None, root: Path | None = None, size: str = "small"
 ) -> tuple[DataConfig, bool]:
     """The settings of the data set that a run is measured on, and whether it is the one that it was trained on.
 
     Without `data` it is the data set of the run, at `root` if the images have moved. A user's own data that the run was
     trained on keeps the division of the run when it is named again.
     """
-    file = run / "config.toml"
-    config = Config.from_toml(file) if file.is_file() else None
+    config = None
+    if isinstance(run, Path) and (run / "config.toml").is_file():
+        config = Config.from_toml(run / "config.toml")
     if data is not None and (config is None or not _same_data(config.data, data, root)):
         named = {"data.name": data, "data.root": str(root or ""), "data.size": size}
         return Config().with_settings(named).data, False

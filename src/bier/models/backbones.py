@@ -74,7 +74,7 @@ __all__ = ["NAMES", "Backbone", "build_backbone"]
 # Those that timm does not have; every model of timm is a name too.
 NAMES = ("conv4", *LITE, GOOGLENET, "cifar10-quick", "cifar10-quick-wider", "features")
 
-_FROM_SCRATCH = {
+FROM_SCRATCH = {
     "conv4": conv4,
     "cifar10-quick": cifar10_quick,
     "cifar10-quick-wider": cifar10_quick_wider,
@@ -90,12 +90,12 @@ def build_backbone(
     `.npy` dump for `googlenet-bvlc`. `conv4` and the
     CIFAR-10 networks start from scratch and ignore `pretrained`. `features` (the identity) needs its width.
     """
-    if name in _FROM_SCRATCH:
+    if name in FROM_SCRATCH:
         if weights is not None:
             raise ModelError(
                 f"The backbone {name!r} is trained from scratch and takes no weights. Got {str(weights)!r}."
             )
-        return _FROM_SCRATCH[name]()
+        return FROM_SCRATCH[name]()
     if name == "features":
         if features is None or features < 1:
             raise ModelError(f"The 'features' parameter must be the width of the features. Got {features!r} instead.")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from bier.files import folder_aside
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision
-from bier.models.backbones import build_backbone
+from bier.models.backbones import FROM_SCRATCH, build_backbone
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
 VERSION = 1
@@ -245,8 +246,39 @@ def _following(progress: bool | Progress | None) -> Iterator[Progress | None]:
         yield None
 
 
-def load(path: str | Path, precision: str | None = None, device: str | torch.device | None = None) -> Model:
-    """The model in a run folder or a model folder, on this process's GPU where there is one. No code from it is run."""
+@dataclass(frozen=True)
+class Untrained:
+    """A pretrained backbone with plain normalised features, named where otherwise the folder of a model is.
+
+    weights: the file of its weights, None for those that belong to the name.
+    """
+
+    backbone: str
+    weights: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.backbone} (untrained)"
+
+    def __post_init__(self) -> None:
+        if self.backbone in FROM_SCRATCH:
+            raise ModelError(f"The backbone {self.backbone!r} has no pretrained weights; it must be trained first.")
+
+    def fingerprint(self) -> str:
+        """A digest of the name and the weights as they were read."""
+        backbone = build_backbone(self.backbone, weights=self.weights)
+        digest = sha256(f"{self.backbone} {backbone.resize} {backbone.crop}".encode())
+        for name, tensor in backbone.state_dict().items():
+            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load(path: str | Path | Untrained, precision: str | None = None, device: str | torch.device | None = None) -> Model:
+    """The model in a run folder or a model folder, on this process's GPU where there is one. No code from it is run.
+
+    In place of a folder, `Untrained(NAME)` gives `pretrained(NAME)`.
+    """
+    if isinstance(path, Untrained):
+        return pretrained(path.backbone, path.weights, precision or "auto", device)
     weights, description = read_folder(Path(path))
     try:
         model = _described(description, precision)

@@ -1,0 +1,392 @@
+"""What may be wrong with a data set, found before any training: copies, leaks, wrong labels, outliers, bad files.
+
+Copies are looked for among the nearest neighbours by the features of a network and decided on thumbnails
+(`bier.images.copies`). The similarity of an image to a class is the mean similarity to its nearest images of that
+class; a label is suspect where another class is much nearer than the own one, compared with what is usual in this data
+set. Memory grows with the number of images, never with its square.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bier import files
+from bier.data import Dataset
+from bier.data.part import ALL, Part
+from bier.data.sheet import SheetRow, draw_rows
+from bier.errors import DataError
+from bier.evaluate.recall import nearest
+from bier.images import ImageDataset, default_workers, open_image, printable
+from bier.images.copies import COPY, SIDE, likeness, thumbnail
+from bier.images.dataset import run_in_threads
+from bier.models.model import Model
+
+TINY_SIDE = 32  # pixels of the longer side; smaller images are reported
+CLOSE = 3  # images of a class whose mean similarity says how near the class is
+LEAK, ACROSS, INSIDE = "leak", "duplicate-across-classes", "duplicate-in-class"
+WRONG, FAR, TINY, UNREADABLE = "wrong-label", "far-from-class", "tiny", "unreadable"
+FINDINGS = {
+    LEAK: "the same picture in two parts of the split",
+    ACROSS: "the same picture in two classes of one part",
+    INSIDE: "the same picture twice in a class",
+    WRONG: "much nearer to another class than to its own",
+    FAR: "far from its class, and not near another",
+    TINY: f"longer side below {TINY_SIDE} pixels",
+    UNREADABLE: "cannot be read",
+}
+_LEGENDS = {
+    WRONG: f"the image, the nearest {CLOSE} of its class, the nearest {CLOSE} of the other",
+    FAR: f"the image, the nearest {CLOSE} of its class",
+}
+
+NEIGHBOURS = 50  # of each image, among which classes are compared
+CANDIDATES = 10  # of these, the nearest ones are compared as possible copies
+WRONG_DEVIATIONS, FAR_DEVIATIONS = 2.5, 5.0  # robust standard deviations from the usual that make a finding
+_FEW = 5  # the median of a class with fewer images means little; that of the whole set is taken
+_ROWS = 1024  # whose neighbours are looked up at once
+ON_A_SHEET = 40  # findings, the worst
+COLUMNS = ("finding", "path", "class", "part", "other_path", "other_class", "other_part", "score", "detail")
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An image to look at, by its row, and the image that it is compared with, if any.
+
+    score: the likeness of copies (1: the same content); by how much another class is nearer; deviations from the class.
+    shown: the rows of a picture that lets a person judge.
+    """
+
+    name: str
+    row: int
+    other: int | None = None
+    score: float | None = None
+    detail: str = ""
+    shown: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What the files themselves say. Rows of images that cannot be read have a `reason` and no meaning elsewhere.
+
+    digests: of content and box, equal for equal pictures. longest: the longer side in pixels, exact where it is small.
+    thumbnails: uint8 (N, SIDE, SIDE).
+    """
+
+    digests: tuple[str, ...]
+    longest: Rows
+    thumbnails: NDArray[np.uint8]
+    reasons: tuple[str, ...]
+
+    @property
+    def readable(self) -> Rows:
+        return np.array([row for row, reason in enumerate(self.reasons) if not reason], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """The findings about the images of a data set, which are the rows of `part`; `split` names the part of each."""
+
+    part: Part
+    split: Sequence[str]
+    findings: Sequence[Finding]
+
+    def of(self, name: str) -> list[Finding]:
+        """The findings of this name, the worst first."""
+        return [one for one in self.findings if one.name == name]
+
+    def described(self, one: Finding, root: Path | None = None) -> dict[str, Any]:
+        """A finding under the names of `COLUMNS`; paths start from `root` where they lie below it."""
+        row: dict[str, Any] = {"finding": one.name, **self._image(one.row, root)}
+        if one.other is not None:
+            row |= {f"other_{key}": value for key, value in self._image(one.other, root).items()}
+        else:
+            row |= dict.fromkeys(("other_path", "other_class", "other_part"))
+        return row | {"score": None if one.score is None else round(one.score, 4), "detail": one.detail}
+
+    def _image(self, row: int, root: Path | None) -> dict[str, str]:
+        image = self.part.images[row]
+        path = f"image {row}"
+        if isinstance(image, Path):
+            path = printable(image.relative_to(root) if root is not None and image.is_relative_to(root) else image)
+        return {"path": path, "class": printable(self.part.classes[self.part.labels[row]]), "part": self.split[row]}
+
+    def write(self, folder: Path, root: Path | None = None) -> list[Path]:
+        """`findings.csv` and a sheet of pictures for each finding that can be shown; their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, COLUMNS)
+        table.writeheader()
+        table.writerows(self.described(one, root) for one in self.findings)
+        written = [folder / "findings.csv"]
+        files.write(written[0], text.getvalue().encode())
+        for name in FINDINGS:
+            sheet = folder / f"{name}.png"
+            shown = [one for one in self.of(name) if one.shown]
+            if shown:
+                with files.file_aside(sheet) as aside:
+                    self._sheet(name, shown).save(aside, format="PNG")
+                written.append(sheet)
+            else:
+                sheet.unlink(missing_ok=True)  # of an earlier audit
+        return written
+
+    def _sheet(self, name: str, findings: Sequence[Finding]) -> Any:
+        some = findings[:ON_A_SHEET]
+        title = f"{FINDINGS[name]}: {len(findings):,}"
+        if len(some) < len(findings):
+            title += f", the worst {len(some)}"
+        if name in _LEGENDS:
+            title += f" ({_LEGENDS[name]})"
+        rows = []
+        for one in some:
+            rows_of_pair = [one.row] if one.other is None else [one.row, one.other]
+            classes = list(dict.fromkeys(self.part.classes[self.part.labels[row]] for row in rows_of_pair))
+            score = "" if one.score is None else f"{one.score:.3f}"
+            rows.append(SheetRow(" / ".join(classes), " ".join(filter(None, (one.detail, score))), one.shown))
+        return draw_rows(self.part, title, rows, max(4, *(len(row.images) for row in rows)))
+
+
+def audit_dataset(
+    model: Model,
+    dataset: Dataset,
+    cache: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Look for faults in the images of all parts of a data set, with a model that was not trained on them."""
+    part = dataset[ALL]
+    split = [name for name, one in dataset.parts.items() for _ in range(len(one))]
+    inspection = inspect_images(part, workers, progress)
+    kept = part.select(inspection.readable)
+    if not len(kept):
+        raise DataError(f"At least one of the {len(part):,} images must be readable. Found none.")
+    images = ImageDataset(kept.images, model.backbone.resize, kept.boxes, cache, workers=workers)
+    encoding = None if progress is None else lambda done, total: progress("encoding images", done, total)
+    vectors = model.encode(images, workers=workers, progress=encoding)
+    return Audit(part, split, audit(vectors, part, split, inspection, progress))
+
+
+def inspect_images(part: Part, workers: int | None = None, progress: Progress | None = None) -> Inspection:
+    """Read every image of a part once."""
+    if not isinstance(part.images, tuple) and part.images.ndim != 4:
+        raise DataError("An audit needs images. These are vectors that were computed before.")
+    count = len(part)
+    digests, reasons = [""] * count, [""] * count
+    longest, thumbnails = np.zeros(count, np.int64), np.zeros((count, SIDE, SIDE), np.uint8)
+
+    def read(row: int) -> None:
+        image, box = part.images[row], None if part.boxes is None else part.boxes[row]
+        whole = box is None or bool(np.isnan(box).all())
+        try:
+            content = files.checksum(image) if isinstance(image, Path) else sha256(image.tobytes()).hexdigest()
+            crop = None if box is None or whole else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+            opened = open_image(image, at_least=2 * SIDE, box=crop)
+        except (DataError, OSError) as error:
+            reasons[row] = str(error)
+            return
+        digests[row] = f"{content} {crop or ''}"
+        longest[row], thumbnails[row] = max(opened.size), thumbnail(opened)
+
+    chosen = default_workers() if workers is None else workers
+    for done, _ in enumerate(run_in_threads(read, range(count), chosen), start=1):
+        if progress is not None:
+            progress("reading images", done, count)
+    return Inspection(tuple(digests), longest, thumbnails, tuple(reasons))
+
+
+def audit(
+    vectors: Floats,
+    part: Part,
+    split: Sequence[str],
+    inspection: Inspection,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Everything found, in the order of `FINDINGS`, the worst of each first.
+
+    Args:
+        vectors: (R, d) of length 1, of the readable images in their order, from a network that has not seen them.
+        part: all N images.
+        split: the name of the part of the split that each of the N images belongs to.
+        inspection: of the N images.
+        progress: called with (step, done, total).
+    """
+    readable = inspection.readable
+    if len(vectors) != len(readable):
+        raise DataError(f"An audit needs a vector for each of {len(readable)} readable images. Got {len(vectors)}.")
+    found = [Finding(UNREADABLE, row, detail=reason) for row, reason in enumerate(inspection.reasons) if reason]
+    small = readable[inspection.longest[readable] < TINY_SIDE]
+    found += [
+        Finding(TINY, int(row), score=float(size), detail=f"{size} pixels", shown=(int(row),))
+        for row, size in zip(small, inspection.longest[small], strict=True)
+    ]
+    copies, kept = _same_content(inspection, readable, part.labels, split)
+    if len(kept) > 1:
+        compared = _Compared(vectors[np.searchsorted(readable, kept)], kept, part.labels[kept], progress)
+        copies += _near_copies(compared, inspection, part.labels, split, progress)
+        in_two_classes = {row for one in copies if one.name != INSIDE for row in (one.row, one.other)}
+        found += _misplaced(compared, in_two_classes)
+    found += copies
+    order = list(FINDINGS)
+    return sorted(found, key=lambda one: (order.index(one.name), _goodness(one), one.row))
+
+
+def _goodness(one: Finding) -> float:
+    return 0.0 if one.score is None else one.score if one.name == TINY else -one.score
+
+
+def _pair(first: int, second: int, score: float, detail: str, labels: Rows, split: Sequence[str]) -> Finding:
+    """A pair of copies, under the gravest of the three names."""
+    name = LEAK if split[first] != split[second] else ACROSS if labels[first] != labels[second] else INSIDE
+    return Finding(name, first, second, score, detail, (first, second))
+
+
+def _same_content(
+    inspection: Inspection, readable: Rows, labels: Rows, split: Sequence[str]
+) -> tuple[list[Finding], Rows]:
+    """Images with the same content, each paired with the first of them; and the rows without copies in their class.
+
+    A copy in the same class must not confirm a label.
+    """
+    first: dict[str, int] = {}
+    seen: set[tuple[str, int]] = set()
+    found, kept = [], []
+    for row in readable.tolist():
+        digest = inspection.digests[row]
+        if digest in first:
+            found.append(_pair(first[digest], row, 1.0, "same content", labels, split))
+        if (digest, int(labels[row])) not in seen:
+            kept.append(row)
+        first.setdefault(digest, row)
+        seen.add((digest, int(labels[row])))
+    return found, np.array(kept, np.int64)
+
+
+class _Compared:
+    """Images with their neighbours: `rows` are theirs in the whole set, `near` and `scores` (n, k), nearest first."""
+
+    def __init__(self, vectors: Floats, rows: Rows, labels: Rows, progress: Progress | None) -> None:
+        self.vectors, self.rows, self.labels = vectors, rows, labels
+        blocks = []
+        for some in _blocks(len(rows)):
+            blocks.append(nearest(vectors, some, NEIGHBOURS))
+            if progress is not None:
+                progress("comparing images", int(some[-1]) + 1, len(rows))
+        self.near = np.concatenate([block.indices for block in blocks])
+        self.scores = np.concatenate([block.scores for block in blocks])
+
+
+def _blocks(count: int) -> Iterator[Rows]:
+    return (np.arange(start, min(start + _ROWS, count)) for start in range(0, count, _ROWS))
+
+
+def _near_copies(
+    compared: _Compared, inspection: Inspection, labels: Rows, split: Sequence[str], progress: Progress | None
+) -> list[Finding]:
+    """Pairs of neighbours that are copies by their thumbnails, though their content differs."""
+    near = compared.rows[compared.near[:, :CANDIDATES]]
+    pairs = np.stack([np.repeat(compared.rows, near.shape[1]), near.ravel()], axis=1)
+    pairs = np.unique(np.sort(pairs, axis=1), axis=0)
+    found = []
+    for start in range(0, len(pairs), _ROWS):
+        some = pairs[start : start + _ROWS]
+        alike, mirrored = likeness(inspection.thumbnails[some[:, 0]], inspection.thumbnails[some[:, 1]])
+        for which in np.flatnonzero(alike >= COPY):
+            one, other = some[which].tolist()
+            if inspection.digests[one] != inspection.digests[other]:
+                detail = "mirrored" if mirrored[which] else "near"
+                score = min(float(alike[which]), 1.0)
+                found.append(_pair(one, other, score, detail, labels, split))
+        if progress is not None:
+            progress("comparing pairs", start + len(some), len(pairs))
+    return found
+
+
+def _misplaced(compared: _Compared, in_two_classes: set[int | None]) -> list[Finding]:
+    """Images much nearer to another class than others are, and images far from their class that are near no other.
+
+    An image with a copy in another class is left out: it is a finding already, and says nothing more here.
+    """
+    own, own_near = _own_class(compared)
+    rival, rival_near = _other_class(compared)
+    known = np.isfinite(own)
+    if not known.any():
+        return []
+    margin = np.where(known & np.isfinite(rival), rival - own, -np.inf)
+    bar = max(0.0, _usual(margin, WRONG_DEVIATIONS))
+    far = _class_medians(own, compared.labels) - own
+    spread = _deviation(far[known])
+    found = []
+    for at in np.flatnonzero(known).tolist():
+        row, mine = int(compared.rows[at]), compared.rows[own_near[at][own_near[at] >= 0]].tolist()
+        if row in in_two_classes:
+            continue
+        if margin[at] > bar:
+            theirs = compared.rows[rival_near[at][rival_near[at] >= 0]].tolist()
+            found.append(Finding(WRONG, row, theirs[0], float(margin[at]), "", (row, *mine, *theirs)))
+        elif spread > 0 and far[at] > FAR_DEVIATIONS * spread:
+            found.append(Finding(FAR, row, mine[0], float(far[at] / spread), "", (row, *mine)))
+    return found
+
+
+def _deviation(values: NDArray[np.floating]) -> float:
+    """The standard deviation of values that are normal but for some outliers."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+
+
+def _usual(values: NDArray[np.floating], deviations: float) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) + deviations * _deviation(finite) if len(finite) else 0.0
+
+
+def _class_medians(own: Floats, labels: Rows) -> Floats:
+    medians = np.full(len(own), np.median(own[np.isfinite(own)]), np.float32)
+    for label in np.unique(labels):
+        members = np.flatnonzero((labels == label) & np.isfinite(own))
+        if len(members) >= _FEW:
+            medians[members] = np.median(own[members])
+    return medians
+
+
+def _own_class(compared: _Compared) -> tuple[Floats, Rows]:
+    """The mean similarity to the nearest images of the own class, -inf in a class of one; and these images, or -1."""
+    count = len(compared.rows)
+    own, near = np.full(count, -np.inf, np.float32), np.full((count, CLOSE), -1, np.int64)
+    order = np.argsort(compared.labels, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(compared.labels[order])) + 1):
+        if len(members) > 1:
+            found = nearest(compared.vectors[members], np.arange(len(members)), CLOSE)
+            own[members] = found.scores.mean(1)
+            near[members, : found.indices.shape[1]] = members[found.indices]
+    return own, near
+
+
+def _other_class(compared: _Compared) -> tuple[Floats, Rows]:
+    """As `_own_class` for the nearest other class; -inf where no other class is among the neighbours often enough."""
+    count = len(compared.rows)
+    best, near = np.full(count, -np.inf, np.float32), np.full((count, CLOSE), -1, np.int64)
+    sizes = np.bincount(compared.labels)
+    for rows in _blocks(count):
+        labels, scores = compared.labels[compared.near[rows]], compared.scores[rows]
+        needed = np.minimum(CLOSE, sizes[labels])  # a class of two has no third image
+        # same[i, j, l]: neighbour l is of the class of neighbour j, and not farther
+        same = np.tril(labels[:, :, None] == labels[:, None, :])
+        complete = (same.sum(2) == needed) & (labels != compared.labels[rows][:, None])
+        means = np.where(complete, np.einsum("ijl,il->ij", same, scores) / needed, -np.inf)
+        chosen = means.argmax(1)
+        best[rows] = means[np.arange(len(rows)), chosen]
+        for row, at in zip(rows, chosen, strict=True):
+            if np.isfinite(best[row]):
+                members = np.flatnonzero(same[row - rows[0], at])
+                near[row, : len(members)] = compared.near[row][members]
+    return best, near
