@@ -24,6 +24,7 @@ from bier.data.part import ALL
 from bier.errors import BierError, DataError, ModelError, SearchError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
+from bier.evaluate.verification import kept_threshold
 from bier.images import Broken, ImageDataset, open_image
 from bier.method.defaults import Weighting
 from bier.models.model import Model, load
@@ -258,6 +259,21 @@ def model_of(store: Store, model: Path | None) -> Model:
             f"The model {path} must be the one that computed the collection. It has other weights; index again."
         )
     return load(path)
+
+
+def threshold_of(model: Model, learners: int | None = None) -> float:
+    """The similarity from which a model counts two images as the same; an error where it keeps none."""
+    threshold = kept_threshold(model.metadata, learners)
+    if threshold is not None:
+        return threshold
+    if model.metadata.get("same"):
+        reason = f"none reached a precision of {model.metadata['same']['precision']:g}% when it was trained"
+    else:
+        reason = "it was not found when the model was made"
+    raise SearchError(
+        f"The model must keep a threshold for --same. It has none: {reason}. Give one with --threshold; "
+        "bier evaluate shows what each reaches."
+    )
 
 
 def image_path(store: Store, one: Id) -> Path:

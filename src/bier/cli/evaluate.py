@@ -280,10 +280,12 @@ def single_table(name: str, row: Mapping[str, Any]) -> "Group":
 
 def same_table(same: Mapping[str, Any]) -> "Group":
     """What searches return above a threshold: the one that the model keeps, and the one found on these images."""
+    from bier.evaluate.verification import found_on
+
     rows, kept = [], same.get("kept")
     target = f"{same['target_precision']:g}%"
     if kept and same["tested"]:
-        rows.append((f"the model's, found on {kept['classes']} {kept['part']} classes", same["tested"]))
+        rows.append((f"the model's, found on {found_on(kept)}", same["tested"]))
     if same["found"]:
         rows.append((f"for {target}, found on these images", same["found"]))
     cells = [
@@ -297,6 +299,8 @@ def same_table(same: Mapping[str, Any]) -> "Group":
     ]
     tars = ", ".join(f"{value:.2f} at FAR {rate}" for rate, value in same["tar"].items())
     none = "" if same["found"] else f"; no threshold reaches a precision of {target} on these images"
+    if kept and not same["tested"]:
+        none += f"; the model keeps no threshold, because none reached {kept['precision']:g}% on {found_on(kept)}"
     return table_of_numbers(
         ("same from a similarity of", "", "precision", "recall", "answered", "empty without a match"),
         cells,

@@ -296,3 +296,10 @@ def kept_threshold(metadata: Mapping[str, Any], learners: int | None = None, alo
     row = known["learners" if alone else "prefixes"]
     value = row[-1 if learners is None else learners - 1]
     return None if value is None else float(value)
+
+
+def found_on(kept: Mapping[str, Any]) -> str:
+    """The images that the threshold of a model was found on, for people: "validation images (20 classes)"."""
+    count = kept["classes"]
+    part = "training" if kept["part"] == "train" else kept["part"]
+    return f"{part} images ({count} class{'es' if count > 1 else ''})"

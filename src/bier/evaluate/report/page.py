@@ -23,6 +23,7 @@ from bier.evaluate.report.figures import (
     training_curves,
 )
 from bier.evaluate.report.pictures import ImageOf, Picture, choose_pictures, draw_picture
+from bier.evaluate.verification import found_on
 from bier.files import folder_aside
 
 PAGE = "index.html"
@@ -165,9 +166,7 @@ def _same_rows(result: EnsembleResult, kept: Mapping[str, Any] | None) -> list[R
         return []
     known = []
     if kept and result.same.tested:
-        known.append(
-            (f"Kept in the model, found on {kept['classes']} {kept['part']} classes", result.same.tested, "main")
-        )
+        known.append((f"Kept in the model, found on {found_on(kept)}", result.same.tested, "main"))
     if result.same.found:
         known.append((f"For {result.same.precision:g} % precision, found on these images", result.same.found, ""))
     return [
