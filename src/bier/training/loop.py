@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bier import distributed
 from bier.config import Config, TrainConfig
 from bier.errors import ConfigError, DataError, TrainingError
+from bier.evaluate.dataset import find_same
 from bier.method import equations
 from bier.training import run_folder
 from bier.training.objective import Objective, ObjectiveParts
@@ -131,7 +132,9 @@ def train(
             best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
             if best.is_dir():
                 setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
-            run_folder.save_model(run, setup.model(), setup.objective.metric)
+            trained = setup.model()
+            trained.metadata["same"] = find_same(trained, setup.dataset, skip_broken=config.data.skip_broken)
+            run_folder.save_model(run, trained, setup.objective.metric)
         return Run(run, state.step, state.best_step, state.best_value, interrupted)
 
 
