@@ -174,8 +174,8 @@ def _measure(
                 reranked = _reranked(done.result, rerank, follow)
         if report is not None and rank() == 0:
             with step(bar, "writing the report"):
-                own = run if isinstance(run, Path) else None
-                _write(report, done.result, done.measured, str(run), own, done, reranked)
+                folder = run if isinstance(run, Path) else None
+                _write(report, done.result, done.measured, str(run), folder, done, reranked)
     return {**done.to_dict(), **reranked}
 
 
