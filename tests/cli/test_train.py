@@ -175,21 +175,17 @@ def test_the_end_says_whether_training_has_paid(cli: Cli, features_file: Path, t
     assert "--set train.learning_rate=1" in said
 
 
-def scores(recall: float, ranked: float) -> Scores:
-    return Scores(recall, ranked)
-
-
 @pytest.mark.parametrize(
     ("best_step", "best", "expected"),
     [
-        (0, scores(55, 30), "Training did not pay: no step was better than the untrained backbone"),
-        (10, scores(55.5, 30.5), "was still improving. Try more of it: a longer --minutes, or --steps 20."),
-        (4, scores(55.5, 30.5), "hardly paid (+0.50), and later steps were worse. Try a lower rate (--set train.l"),
-        (4, scores(61.2, 35), None),
+        (0, Scores(55, 30), "Training did not pay: no step was better than the untrained backbone"),
+        (10, Scores(55.5, 30.5), "paid (MAP@R +0.50) and was still improving. Try a longer --minutes, or --steps 20."),
+        (4, Scores(55.5, 30.5), "(MAP@R +0.50), and later steps were worse. Try a lower rate (--set train.learning_r"),
+        (4, Scores(61.2, 35), None),
     ],
 )
 def test_what_to_try(best_step: int, best: Scores, expected: str | None) -> None:
-    run = Run(Path("run"), 10, best_step, best.recall, False, best, scores(55, 30), 40, 0)
+    run = Run(Path("run"), 10, best_step, best.recall, False, best, Scores(55, 30), 40, 0)
     first, *more = outcome(run, resolve("a-bier", "folder", {"train.steps": 10}))
     assert first == (
         f"Kept: step {best_step}, validation R@1 {best.recall:.2f} (MAP@R {best.map_at_r:.2f}), untrained backbone "

@@ -48,7 +48,7 @@ Minutes = Annotated[
 ]
 
 DEFAULT_MINUTES = 30.0
-LITTLE = 1.0  # points of R@1 over the untrained backbone
+LITTLE = 1.0  # points of MAP@R over the untrained backbone
 NAMED = (
     "data",
     "root",
@@ -203,18 +203,19 @@ def outcome(run: "Run", config: "Config") -> Iterator[str]:
         f"{kept} (MAP@R {run.best.map_at_r:.2f}), untrained backbone {run.untrained.recall:.2f} "
         f"({run.untrained.map_at_r:.2f}); {among}."
     )
-    gain = run.best.recall - run.untrained.recall
     rate = f"--set train.learning_rate={config.train.learning_rate / 3:.1g}"
     if run.best_step == 0:
         yield (
             "Training did not pay: no step was better than the untrained backbone, so the model is the untrained "
             f"backbone with its features normalised. Try a lower rate ({rate}), or more images per class."
         )
-    elif run.best_step == run.step and gain < LITTLE:
+        return
+    gain = (run.best.map_at_r or 0.0) - (run.untrained.map_at_r or 0.0)
+    if gain < LITTLE and run.best_step == run.step:
         longer = f"--steps {2 * config.train.steps}"
-        yield f"Training gained {gain:+.2f} and was still improving. Try more of it: a longer --minutes, or {longer}."
+        yield f"Training hardly paid (MAP@R {gain:+.2f}) and was still improving. Try a longer --minutes, or {longer}."
     elif gain < LITTLE:
-        yield f"Training hardly paid ({gain:+.2f}), and later steps were worse. Try a lower rate ({rate})."
+        yield f"Training hardly paid (MAP@R {gain:+.2f}), and later steps were worse. Try a lower rate ({rate})."
 
 
 def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:

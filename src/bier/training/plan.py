@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,12 +206,13 @@ def plan_run(
     started = time.perf_counter() if started is None else started
     dataset = load_data(config)
     timings = time_network(config, dataset, progress)
-    seconds = 60 * minutes - (time.perf_counter() - started)
+    spent = time.perf_counter() - started
     home = Path(config.data.cache) if config.data.cache else run
     while not home.is_dir():
         home = home.parent
     space = min(MOST_BYTES, shutil.disk_usage(home).free / 2)
-    return choose(timings, work_of(config, dataset), seconds, space=space, given=given)
+    plan = choose(timings, work_of(config, dataset), 60 * minutes - spent, space=space, given=given)
+    return replace(plan, seconds={"planning": spent, **plan.seconds})
 
 
 def work_of(config: Config, dataset: Dataset) -> Work:
