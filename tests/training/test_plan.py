@@ -105,8 +105,16 @@ def test_validation_and_evaluation_are_bounded() -> None:
     assert "not included" in list(explained(large, resolve("a-bier", "folder"), 30))[1]
 
 
+def test_the_evaluation_is_left_out_before_training_is() -> None:
+    work = Work(batch=64, train=100, test=1400)
+    with_it, without = (choose(SLOW, work, seconds) for seconds in (600.0, 180.0))
+    assert with_it.evaluated
+    assert not without.evaluated
+    assert without.steps >= 20
+
+
 def test_too_short() -> None:
-    with pytest.raises(ConfigError, match=r"0\.5 minutes are too short to train on 4,700 images"):
+    with pytest.raises(ConfigError, match=r"0\.5 minutes are left, too few to train on 4,700 images"):
         choose(SLOW, BIRDS, 30.0)
 
 
