@@ -103,6 +103,7 @@ class Validation:
         labels = torch.from_numpy(self.labels[self.inputs.kept])
         if isinstance(objective.metric, BoostedClassifier):
             right = accuracies(objective.metric, z, labels.to(z.device))
+            objective.train()  # measuring has switched the classifier's dropout off
             accuracy, *learners = (value for name, value in right.items() if not name.startswith("prefix-"))
             return Scores(accuracy, None, tuple(learners))
         z, ensemble = z.cpu(), objective.ensemble
