@@ -25,10 +25,16 @@ GROUPS = "a number of groups or sizes like 96-160-256"
 
 
 def setting(
-    default: Any, about: str, *, least: float | None = None, most: float | None = None, infinite: bool | None = None
+    default: Any,
+    about: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    infinite: bool | None = None,
+    in_repr: bool = True,
 ) -> Any:
     """A field with its default, what it is for, and the range in which it must lie."""
-    return Field(default, description=about, ge=least, le=most, allow_inf_nan=infinite)
+    return Field(default, description=about, ge=least, le=most, allow_inf_nan=infinite, repr=in_repr)
 
 
 def _text(value: Any) -> Any:
@@ -73,6 +79,13 @@ class DataConfig(Section):
     split: Literal["classes", "inside"] = setting("classes", "test classes unseen in training, or a part of each class")
     test_share: float = setting(0.5, "share of the classes that are for testing", least=0, most=1)
     validation: float = setting(0.0, "share of the training classes held out to validate on", least=0, most=0.9)
+    validation_classes: int = setting(
+        0,
+        "hold out at least this many classes, or a quarter of them where there are fewer than four times as many; "
+        "0 for the share alone",
+        least=0,
+        in_repr=False,  # maps of frozen stages are kept under a digest of the other settings, also by earlier versions
+    )
     validation_order: Literal["random", "last"] = setting(
         "random", "which classes validation holds out: drawn at random, or the last ones, as a test split often does"
     )
@@ -154,6 +167,10 @@ class TrainConfig(Section):
     checkpoint_every: int = setting(100, "steps between two checkpoints", least=1)
     keep_checkpoints: int = setting(2, "newest checkpoints that are kept", least=1)
     validate_every: int = setting(100, "steps between two measurements on validation classes", least=1)
+    validate_by: Literal["recall", "map"] = setting(
+        "recall",
+        "what decides which step is kept: R@1 of the trained steps, or MAP@R, with the untrained backbone as step 0",
+    )
     patience: int = setting(0, "validations without improvement before the run ends; 0 never ends early", least=0)
 
 

@@ -4,13 +4,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -100,13 +102,14 @@ def any_process(flag: bool) -> bool:
     return bool(vote.item())
 
 
-def from_first(compute: Callable[[], list[float]]) -> list[float]:
-    """The values that process 0 computes, on every process."""
+def from_first(compute: Callable[[], T]) -> T:
+    """What process 0 computes, on every process."""
     if world() == 1:
         return compute()
-    values = [compute() if rank() == 0 else []]
+    values: list[Any] = [compute() if rank() == 0 else None]
     dist.broadcast_object_list(values, src=0)
-    return values[0]
+    value: T = values[0]
+    return value
 
 
 def sharded(

@@ -33,6 +33,7 @@ def runs(features_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train.batch_images": 4,
         "train.log_every": 1,
         "train.precision": "float32",
+        "train.validate_by": "recall",  # so few steps may be worse than none
     }
     for method in ("baseline", "a-bier"):
         bier.train(resolve(method, "features", settings), folder / method)
@@ -44,7 +45,7 @@ def test_the_numbers_and_their_names(cli: Cli, runs: Path, features_file: Path) 
     assert code == 0, said
     result = json.loads(out)
     names = {"ensemble", "ensemble-alpha", "ensemble-sqrt", "learner-1", "learner-2", "learner-3", "prefix-2"}
-    assert names <= result["recall"].keys() <= names | {"prefix-3"}
+    assert names <= result["recall"].keys() <= names | {"prefix-3", "untrained"}
     for row in result["recall"].values():
         assert list(row) == ["1", "2", "4", "8", "16", "32"]
         assert all(0 <= value <= 100 for value in row.values())
@@ -55,6 +56,54 @@ def test_the_numbers_and_their_names(cli: Cli, runs: Path, features_file: Path) 
     test = load_data(bier.Config.from_toml(runs / "a-bier" / "config.toml"))["test"]
     vectors = bier.load(runs / "a-bier").encode(test.images)
     assert result["recall"]["ensemble"]["1"] == pytest.approx(bier.recall_at_k(vectors, test.labels, [1])[1])
+
+
+def test_the_untrained_features_are_a_row(cli: Cli, runs: Path) -> None:
+    run = runs / "a-bier"
+    code, out, said = cli("evaluate", run, "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    test = load_data(bier.Config.from_toml(run / "config.toml"))["test"]
+    plain = test.images / np.linalg.norm(test.images, axis=1, keepdims=True)
+    expected = bier.recall_at_k(plain, test.labels, [1, 8])
+    assert [result["recall"]["untrained"][k] for k in ("1", "8")] == pytest.approx([expected[1], expected[8]])
+    assert result["untrained"]["backbone"] == "features"
+    assert 0 < result["untrained"]["map_at_r"] < 100
+    page = (run / "report" / "index.html").read_text()
+    assert "Untrained backbone" in page
+    assert f"{result['recall']['ensemble']['1'] - expected[1]:+.1f} against untrained backbone" in page
+    _, _, said = cli("evaluate", runs / "baseline", run)
+    assert said.count("untrained features") == 1  # both started from the same
+    _, out, _ = cli("evaluate", run, "--json", "--no-untrained", "--no-report")
+    assert "untrained" not in out
+
+
+def test_the_untrained_backbone_of_a_run_is_computed_once(
+    cli: Cli, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    settings = {"data.root": str(pictures), "model.embedding": 12, "model.resolution": 64, "data.workers": 0}
+    settings |= {"train.steps": 1, "train.batch_classes": 2, "train.batch_images": 2, "data.validation": 0.0}
+    bier.train(resolve("a-bier", "folder", settings), run)
+    encoded: list[str] = []
+    real = Model.embed_raw
+
+    def counting(model: Model, *arguments: Any, **named: Any) -> Any:
+        encoded.append(model.metadata["method"])
+        return real(model, *arguments, **named)
+
+    monkeypatch.setattr(Model, "embed_raw", counting)
+    found = [json.loads(cli("evaluate", run, "--json", "--no-report")[1]) for _ in range(2)]
+    assert encoded == ["a-bier", "untrained", "a-bier"]
+    assert found[0]["recall"] == found[1]["recall"]
+    test = load_data(bier.Config.from_toml(run / "config.toml"))["test"]
+    vectors = bier.pretrained("efficientnet_lite0", resolution=64).encode(test.images)
+    assert found[0]["recall"]["untrained"]["1"] == pytest.approx(bier.recall_at_k(vectors, test.labels, [1])[1])
+    (file,) = (run / "untrained").iterdir()
+    file.write_bytes(file.read_bytes()[:-5])  # damaged: it is computed again
+    assert json.loads(cli("evaluate", run, "--json", "--no-report")[1])["recall"] == found[0]["recall"]
+    cli("evaluate", run, "--part", "train", "--json", "--no-report")  # other images
+    assert encoded[3:] == ["a-bier", "untrained", "a-bier", "untrained"]
 
 
 def test_a_report_is_written(cli: Cli, runs: Path, tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from bier.cli.train import outcome
 from bier.config import Config
+from bier.training import Run, resolve
+from bier.training.plan import Plan
 from bier.training.run_folder import complete, read_metrics
+from bier.training.setup import Scores
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 Cli = Callable[..., tuple[int, str, str]]
@@ -36,6 +40,9 @@ def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Pat
         "steps": 4,
         "best_step": None,
         "best_validation": None,
+        "validation": None,
+        "untrained": None,
+        "planned_seconds": None,
     }
     config = Config.from_toml(run / "config.toml")
     assert (config.method, config.data.root, config.train.steps) == ("bier", str(features_file), 4)
@@ -86,6 +93,10 @@ def test_the_default_folder_says_what_it_is(
         (["--config", "nowhere.toml", "--data", "cub"], "leave out --data"),
         (["--config", "nowhere.toml"], "There is no config at nowhere.toml"),
         (["--stepss", "4"], "--stepss"),
+        (["--steps", "0"], "--steps"),
+        (["--minutes", "10", "--steps", "5"], "leave out --steps and train.steps"),
+        (["--minutes", "10", "--data", "glyphs"], "Got conv4 on glyphs instead; use --steps"),
+        (["--resume", "nowhere", "--minutes", "5"], "leave out --minutes"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -140,6 +151,105 @@ def test_a_broken_picture_is_named_and_can_be_skipped(cli: Cli, pictures: Path, 
     code, out, said = cli("evaluate", tmp_path / "run", "--json", "--no-report")  # the run knows that it skips
     assert code == 0, said
     assert len(json.loads(out)["skipped"]) == 2
+
+
+VALIDATED = [*SMALL[:4], "--set", "data.validation=0.4", *SMALL[6:], "--set", "train.validate_every=2"]
+
+
+def test_the_end_says_whether_training_has_paid(cli: Cli, features_file: Path, tmp_path: Path) -> None:
+    options = ["--data", "features", "--root", features_file, *VALIDATED, "--steps", 4]
+    code, out, said = cli("train", *options, "--out", tmp_path / "good", "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    assert result["untrained"].keys() == result["validation"].keys() == {"recall", "map"}
+    assert result["best_validation"] == result["validation"]["recall"]
+    assert f"untrained backbone: validation {result['untrained']['recall']:.2f}, MAP@R" in said
+    wrong = ["--set", "train.learning_rate=3.0", "--set", "train.optimizer=sgd", "--set", "train.schedule=constant"]
+    code, _, said = cli("train", *options, *wrong, "--out", tmp_path / "bad")
+    assert code == 0, said
+    recall = f"{result['untrained']['recall']:.2f}"
+    assert f"Kept: step 0, validation R@1 {recall} (MAP@R" in said
+    assert f"untrained backbone {recall} (" in said
+    assert "searched among each other and 48 training images" in said
+    assert "Training did not pay" in said
+    assert "--set train.learning_rate=1" in said
+
+
+@pytest.mark.parametrize(
+    ("best_step", "best", "expected"),
+    [
+        (0, Scores(55, 30), "Training did not pay: no step was better than the untrained backbone"),
+        (10, Scores(55.5, 30.5), "paid (MAP@R +0.50) and was still improving. Try a longer --minutes, or --steps 20."),
+        (4, Scores(55.5, 30.5), "(MAP@R +0.50), and later steps were worse. Try a lower rate (--set train.learning_r"),
+        (4, Scores(61.2, 35), None),
+    ],
+)
+def test_what_to_try(best_step: int, best: Scores, expected: str | None) -> None:
+    run = Run(Path("run"), 10, best_step, best.recall, False, best, Scores(55, 30), 40, 0)
+    first, *more = outcome(run, resolve("a-bier", "folder", {"train.steps": 10}))
+    assert first == (
+        f"Kept: step {best_step}, validation R@1 {best.recall:.2f} (MAP@R {best.map_at_r:.2f}), untrained backbone "
+        "55.00 (30.00); 40 validation images."
+    )
+    assert (expected is None and not more) or expected in more[0]
+
+
+PLANNED = [
+    *SMALL,
+    *("--set", "model.resolution=64", "--set", "train.batch_classes=2", "--set", "data.workers=0"),
+    *("--set", "data.validation=0.5", "--set", "train.log_every=10"),
+]
+
+
+def test_a_planned_run(cli: Cli, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is shown before the run, kept, and part of the config; what was set by hand stays."""
+    monkeypatch.setattr("bier.training.plan.MOST_STEPS", 12)
+    monkeypatch.setattr("bier.training.plan.LEAST_STEPS", 6)
+    options = ["--data", "folder", "--root", pictures, *PLANNED, "--set", "model.trainable_from=blocks.5"]
+    code, out, said = cli("train", *options, "--minutes", 2, "--out", tmp_path / "run", "--json")
+    assert code == 0, said
+    assert said.startswith("Plan for 2 minutes: train blocks.5 and what follows it of efficientnet_lite0, 12 steps")
+    config = Config.from_toml(tmp_path / "run" / "config.toml")
+    assert (config.train.steps, config.train.schedule, config.train.validate_every) == (12, "cosine", 2)
+    assert (config.model.trainable_from, config.model.trunk_views) == ("blocks.5", 3)
+    result = json.loads(out)
+    assert 0 < result["planned_seconds"] < 120
+    assert result["untrained"] is not None
+    code, _, said = cli("train", *options, "--out", tmp_path / "run")
+    assert code == 2
+    assert "already holds a run" in said  # before anything is timed
+    assert len(said.splitlines()) == 1
+
+
+def test_a_run_is_planned_unless_steps_are_given(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    options = ["--data", "folder", "--root", pictures, *PLANNED]
+    for more in (["--steps", 2], ["--set", "train.steps=2"]):
+        code, _, said = cli("train", *options, *more, "--out", tmp_path / more[0].strip("-"))
+        assert code == 0, said
+        assert "Plan for" not in said
+
+
+def test_the_default_plan_is_for_30_minutes_without_a_gpu(
+    cli: Cli, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def planning(config: Config, minutes: float, *_: object) -> Plan:
+        asked.append(minutes)
+        return Plan("head", 1, 2, 1, {"training": 60.0, "evaluation": 30.0}, True)
+
+    monkeypatch.setattr("bier.training.plan.plan_run", planning)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    options = ["--data", "folder", "--root", pictures, *PLANNED]
+    code, _, said = cli("train", *options, "--out", tmp_path / "run")
+    assert code == 0, said
+    assert asked == [30.0]
+    assert "Expected: 1.5 minutes in all (training 1.0, evaluation 0.5)." in said
+    assert Config.from_toml(tmp_path / "run" / "config.toml").train.steps == 2
+    code, _, said = cli("train", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "again")
+    assert code == 0, said
+    assert asked == [30.0]  # a run is repeated as it was
+    assert (tmp_path / "again" / "metrics.jsonl").read_bytes() == (tmp_path / "run" / "metrics.jsonl").read_bytes()
 
 
 def test_ctrl_c_in_a_terminal(features_file: Path, tmp_path: Path) -> None:

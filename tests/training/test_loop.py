@@ -61,7 +61,7 @@ def test_from_python_without_a_terminal(features_file: Path, tmp_path: Path, cap
     watch = Watch()
     run = bier.train(config(features_file), tmp_path / "run", observer=watch)
     assert capfd.readouterr() == ("", "")
-    assert run == (tmp_path / "run", 12, None, None, False)
+    assert run == (tmp_path / "run", 12, None, None, False, None, None, 0, 0)
     assert watch.steps == list(range(1, 13))
     assert Config.from_toml(run.folder / "config.toml") == config(features_file)
     model = bier.load(run.folder)
@@ -178,7 +178,8 @@ def test_ctrl_c_saves_and_the_end_is_the_same(
 
 def test_the_best_by_validation_is_the_model(features_file: Path, tmp_path: Path) -> None:
     settings = {"data__validation": 0.4, "train__steps": 40, "train__learning_rate": 0.3}
-    run = bier.train(config(features_file, train__schedule="constant", **settings), tmp_path / "run")
+    settings |= {"train__schedule": "constant", "train__validate_by": "recall"}
+    run = bier.train(config(features_file, **settings), tmp_path / "run")
     values = {row["step"]: row["validation"] for row in read_metrics(run.folder) if "validation" in row}
     assert sorted(values) == [*range(3, 40, 3), 40]
     best = max(values.values())

@@ -1,7 +1,7 @@
 """`bier evaluate`."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ from bier.cli.terminal import (
     table_of_numbers,
     untrained,
 )
-from bier.errors import ConfigError, DataError
+from bier.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -69,14 +69,18 @@ def evaluate(
     rerank: Rerank = None,
     report: Report = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Numbers only.")] = False,
+    no_untrained: Annotated[
+        bool, typer.Option("--no-untrained", help="Leave out the backbone that the run started from; saves its time.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure recall, correlation and what each learner adds, and write a report to look at.
 
     A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table
     or feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs
-    or models are compared in one table. Recall counts ties against the query; a query never finds itself. The second
-    table is about "same or not": the similarity above which 95% of the images that searches return are right.
+    or models are compared in one table. Recall counts ties against the query; a query never finds itself. The row
+    `untrained` is the backbone that the run started from, with its features normalised: what training had to beat. The
+    second table is about "same or not": the similarity above which 95% of the images that searches return are right.
 
     [bold]Examples[/bold]
 
@@ -128,6 +132,7 @@ def evaluate(
                 skip_broken,
                 None if no_report or len(models) > 1 else place,
                 rerank or [],
+                not no_untrained,
             )
         if rank() == 0:
             _show(found, as_json)
@@ -143,12 +148,13 @@ def _measure(
     skip_broken: bool,
     report: Path | None,
     rerank: Sequence[str],
+    with_untrained: bool,
 ) -> dict[str, Any]:
     with progress_bar() as bar:
         from bier.data import load_for
         from bier.data.part import ALL
         from bier.distributed import rank
-        from bier.evaluate.dataset import assess, assess_classifier, data_settings
+        from bier.evaluate.dataset import assess, assess_classifier, assess_untrained, data_settings
         from bier.models.model import load
 
         model = load(run)
@@ -167,6 +173,16 @@ def _measure(
             if dataset.protocol == "accuracy" and isinstance(run, Path):
                 return assess_classifier(run, model, dataset, part or "test", follow)
             done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
+        if with_untrained and isinstance(run, Path):
+            with step(bar, "embedding with the untrained backbone") as task:
+                try:
+                    before = assess_untrained(
+                        run, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow
+                    )
+                except ModelError as error:  # its weights are a file that may be gone
+                    before = None
+                    say(f"Without the untrained backbone: {error}")
+            done = replace(done, untrained=before)
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
         reranked: dict[str, Any] = {}
         if rerank:
@@ -234,6 +250,7 @@ def _write(
         images=done.images if done else None,
         gallery_images=done.gallery_images if done else None,
         title=title,
+        comparison={"untrained backbone": done.untrained.result} if done and done.untrained else None,
         kept=done.kept if done else None,
         reranked=(reranked or {}).get("rerank"),
     )
@@ -350,7 +367,20 @@ def comparison_table(found: Mapping[str, Mapping[str, Any]]) -> "Group":
         return table_of_numbers(("run", "accuracy"), cells, caption=caption)
     ks = list(first["recall"]["ensemble"])
     head = ("run", *(f"R@{k}" for k in ks), "mAP@R", "feature corr.", "classifier corr.")
-    return table_of_numbers(head, [_compared(name, row, ks) for name, row in found.items()], caption=caption)
+    rows = [_compared(name, row, ks) for name, row in found.items()]
+    return table_of_numbers(head, [*rows, *_untrained_rows(found.values(), ks)], caption=caption)
+
+
+def _untrained_rows(found: Iterable[Mapping[str, Any]], ks: Sequence[str]) -> list[tuple[str, ...]]:
+    """The backbones that the runs started from, each once."""
+    rows: dict[tuple[str, ...], None] = {}
+    for row in found:
+        if "untrained" in row:
+            recall, ranked = row["recall"]["untrained"], row["untrained"]["map_at_r"]
+            recalls = (_percent(recall[k]) if k in recall else "-" for k in ks)
+            name = f"untrained {row['untrained']['backbone']}"
+            rows[(name, *recalls, "-" if ranked is None else _percent(ranked), "-", "-")] = None
+    return list(rows)
 
 
 def _compared(name: str, row: Mapping[str, Any], ks: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from bier.config import Config
     from bier.training import Run
+    from bier.training.plan import Plan
 
 Method = Annotated[
     str, typer.Option("--method", metavar="NAME", help="baseline, init, bier, activation-bier or a-bier.")
@@ -31,7 +32,33 @@ ConfigFile = Annotated[
     typer.Option("--config", metavar="FILE", help="Repeat a run from its config.toml; --set still applies."),
 ]
 
-NAMED = ("data", "root", "method", "size", "skip_broken", "cache")  # options that stand for settings
+Steps = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, help="Train for this many steps, without a plan."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        metavar="N",
+        min=0.5,
+        help="Plan a run, with `bier evaluate` after it, that takes this long: how deep to train and for how many "
+        "steps. For pictures and a pretrained backbone. \\[default: 30 without a GPU]",
+    ),
+]
+
+DEFAULT_MINUTES = 30.0
+LITTLE = 1.0  # points of MAP@R over the untrained backbone
+NAMED = (
+    "data",
+    "root",
+    "method",
+    "size",
+    "skip_broken",
+    "cache",
+    "steps",
+    "minutes",
+)  # options that stand for settings
 
 
 def train(
@@ -46,17 +73,22 @@ def train(
     size: Size = "small",
     skip_broken: SkipBroken = False,
     cache: Cache = None,
+    steps: Steps = None,
+    minutes: Minutes = None,
     json: Json = False,
 ) -> None:
     """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
 
-    `bier settings` lists what --set takes.
+    On a machine without a GPU the fine-tuning of a pretrained backbone is planned for 30 minutes; --minutes changes
+    that, --steps trains without a plan. `bier settings` lists what --set takes.
 
     [bold]Examples[/bold]
 
     bier train --data glyphs --out runs/first
 
     bier train --data folder --root photos --method a-bier --out runs/shop
+
+    bier train --data folder --root photos --minutes 120 --out runs/shop
 
     bier train --data cub --root CUB_200_2011 --method bier --set train.steps=15000
 
@@ -69,6 +101,8 @@ def train(
     from bier.training import resolve
 
     chosen = parse_settings(settings or [])
+    if steps is not None:
+        chosen["train.steps"] = steps
     if resume is not None:
         _refuse(context, "--resume", ("out", "config", *NAMED))
         resolved = Config.from_toml(resume / "config.toml").with_settings(chosen)
@@ -84,17 +118,50 @@ def train(
         }
         resolved = resolve(method, data, {**named, **chosen})
     check_name(resolved.data.name)
+    _check_minutes(minutes, chosen)
     first = os.environ.get("RANK", "0") == "0"  # of several processes one prints
     with progress_bar() as bar:
+        watcher = Watcher(bar, resolved)
+        plan = None
+        if resume is None and config is None and "train.steps" not in chosen:
+            resolved, plan = _planned(resolved, out, minutes, chosen, watcher)
         from bier.training import train as run_training
 
-        watcher = Watcher(bar, resolved)
         run = run_training(resolved, resume or out, resume=resume is not None, observer=watcher if first else None)
     if first:
-        _report(run, watcher.seconds, json)
+        _report(run, resolved, watcher.seconds, plan, json)
 
 
-def _report(run: "Run", seconds: float, json: bool) -> None:
+def _check_minutes(minutes: float | None, chosen: Mapping[str, Any]) -> None:
+    if minutes is not None and "train.steps" in chosen:
+        raise ConfigError("--minutes chooses the number of steps; leave out --steps and train.steps.")
+    if minutes is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("--minutes plans a run of one process; use --steps with torchrun.")
+
+
+def _planned(
+    config: "Config", out: Path | None, minutes: float | None, chosen: Mapping[str, Any], watcher: "Watcher"
+) -> "tuple[Config, Plan | None]":
+    """The config with the number of steps and the depth that fit into the time; as it is where nothing is planned."""
+    import torch
+
+    from bier.training.plan import can_plan, explained, plan_run
+    from bier.training.run_folder import check_new, default_folder
+
+    automatic = can_plan(config) and not torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if minutes is None and not automatic:
+        return config, None
+    run = out or default_folder(config)
+    check_new(run)
+    allowed = minutes or DEFAULT_MINUTES
+    plan = plan_run(config, allowed, run, chosen, watcher.prepare, watcher.begun)
+    for line in explained(plan, config, allowed):
+        say(line)
+    say("--minutes N plans another time, --steps N trains without a plan.")
+    return config.with_settings({**plan.settings(), **chosen}), plan
+
+
+def _report(run: "Run", config: "Config", seconds: float, plan: "Plan | None", json: bool) -> None:
     if run.interrupted:
         again = command("train", "--resume", run.folder, processes=True)
         say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: {again}")
@@ -107,13 +174,48 @@ def _report(run: "Run", seconds: float, json: bool) -> None:
                 "steps": run.step,
                 "best_step": run.best_step,
                 "best_validation": run.best_validation,
+                "validation": run.best.named() if run.best else None,
+                "untrained": run.untrained.named() if run.untrained else None,
                 "seconds": seconds,
+                "planned_seconds": plan.expected - plan.seconds["evaluation"] if plan else None,
             }
         )
         return
-    best = "" if run.best_validation is None else f", best validation {run.best_validation:.2f} at step {run.best_step}"
-    say(f"Trained {run.step} steps in {seconds:.0f} s{best}.")
+    say(f"Trained {run.step} steps in {seconds:.0f} s.")
+    for line in outcome(run, config):
+        say(line)
     say(f"Next: {command('evaluate', run.folder)}")
+
+
+def outcome(run: "Run", config: "Config") -> Iterator[str]:
+    """What validation says about the model that is kept, whether training has paid, and what to try if it has not."""
+    if run.best_validation is None:
+        return
+    measure = "accuracy" if config.loss.name == "cross-entropy" else "R@1"
+    kept = f"Kept: step {run.best_step}, validation {measure} {run.best_validation:.2f}"
+    if run.untrained is None or run.best is None:
+        yield f"{kept}."
+        return
+    among = f"{run.queries:,} validation images" + (
+        f", searched among each other and {run.distractors:,} training images" if run.distractors else ""
+    )
+    yield (
+        f"{kept} (MAP@R {run.best.map_at_r:.2f}), untrained backbone {run.untrained.recall:.2f} "
+        f"({run.untrained.map_at_r:.2f}); {among}."
+    )
+    rate = f"--set train.learning_rate={config.train.learning_rate / 3:.1g}"
+    if run.best_step == 0:
+        yield (
+            "Training did not pay: no step was better than the untrained backbone, so the model is the untrained "
+            f"backbone with its features normalised. Try a lower rate ({rate}), or more images per class."
+        )
+        return
+    gain = (run.best.map_at_r or 0.0) - (run.untrained.map_at_r or 0.0)
+    if gain < LITTLE and run.best_step == run.step:
+        longer = f"--steps {2 * config.train.steps}"
+        yield f"Training hardly paid (MAP@R {gain:+.2f}) and was still improving. Try a longer --minutes, or {longer}."
+    elif gain < LITTLE:
+        yield f"Training hardly paid (MAP@R {gain:+.2f}), and later steps were worse. Try a lower rate ({rate})."
 
 
 def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
@@ -154,7 +256,9 @@ class Watcher:
             learners = " ".join(f"{loss:.3f}" for loss in row["learner_losses"])
             self.status = f"loss {row['loss']:.3f} ({learners})"
         if "validation" in row:
-            say(f"step {step}: validation {row['validation']:.2f}")
+            ranked = f", MAP@R {row['validation_map']:.2f}" if "validation_map" in row else ""
+            what = f"step {step}" if step else "untrained backbone"
+            say(f"{what}: validation {row['validation']:.2f}{ranked}")
         elapsed = time.perf_counter() - self.started
         speed = f"{self.batch * (step - self.first_step) / elapsed:.0f} images/s" if step > self.first_step else ""
         status = " ".join(filter(None, [self.status, speed]))

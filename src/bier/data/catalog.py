@@ -53,6 +53,7 @@ def load(
     test_share: float = 0.5,
     size: str = "small",
     validation_order: Literal["random", "last"] = "random",
+    validation_classes: int = 0,
 ) -> Dataset:
     """The data set of this name, read from `root` (which `glyphs` does not need) and divided into parts.
 
@@ -64,8 +65,9 @@ def load(
     size: the test set of `vehicleid`: small, medium or large.
     validation_order: hold out classes drawn at random, or the last ones (random ones may have siblings in
         training, as birds of one genus have, and are then easier than the test classes).
+    validation_classes: hold out at least this many classes where `validation` is above 0 (at most a quarter of them).
     """
-    plan = SplitPlan(split, seed, test_share, validation, validation_order)
+    plan = SplitPlan(split, seed, test_share, validation, validation_order, validation_classes)
     check_name(name)
     if name == "glyphs":
         return glyphs.read(seed, validation)
@@ -91,6 +93,7 @@ def load_for(settings: DataConfig) -> Dataset:
         test_share=settings.test_share,
         size=settings.size,
         validation_order=settings.validation_order,
+        validation_classes=settings.validation_classes,
     )
     if settings.train_classes:
         dataset = _fewer_classes(dataset, settings.train_classes)

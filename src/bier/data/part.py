@@ -165,13 +165,17 @@ _TEST, _VALIDATION = 1, 2  # streams of random numbers, so that one share never 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """How to divide: by `classes` or `inside` them, the seed, and the shares (validation is a share of training)."""
+    """How to divide: by `classes` or `inside` them, the seed, and the shares (validation is a share of training).
+
+    validation_classes: hold out at least this many classes, or a quarter where there are fewer than four times as many.
+    """
 
     kind: Literal["classes", "inside"] = "classes"
     seed: int = 0
     test_share: float = 0.5
     validation: float = 0.0
     validation_order: Literal["random", "last"] = "random"
+    validation_classes: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in ("classes", "inside"):
@@ -213,6 +217,8 @@ def held_out(dataset: Dataset, plan: SplitPlan, divided: bool = False) -> Datase
         train, validation = _apart(parts.pop("train"), plan.validation, plan, _VALIDATION, where)
         parts = {"train": train, "validation": validation, **parts}
         split |= {"seed": plan.seed, "validation": plan.validation, "validation_kind": plan.kind}
+        if plan.validation_classes and plan.kind == "classes":
+            split["validation_classes"] = plan.validation_classes
         if plan.validation_order != "random":
             split["validation_order"] = plan.validation_order
     if divided or "validation_kind" in split:
@@ -250,7 +256,8 @@ def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -
         raise DataError(
             f"A split by classes needs at least two classes in {where}. Got {len(present)}; use split='inside' instead."
         )
-    count = min(max(round(len(present) * share), 1), len(present) - 1)
+    least = min(plan.validation_classes, len(present) // 4) if stream == _VALIDATION else 0
+    count = min(max(round(len(present) * share), least, 1), len(present) - 1)
     if stream == _VALIDATION and plan.validation_order == "last":
         chosen = present[-count:]
     else:

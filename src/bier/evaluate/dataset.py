@@ -1,17 +1,19 @@
 """Evaluation of a trained model on a data set, by the protocol of the data set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from bier import distributed
+from bier import distributed, files
 from bier.config import Config, DataConfig
 from bier.data import Dataset
 from bier.data.part import ALL, Part
@@ -23,7 +25,7 @@ from bier.method import equations
 from bier.method.classifier import BoostedClassifier
 from bier.models.inference import inputs_in_order, run_network, to_array
 from bier.models.maps import TrunkCache
-from bier.models.model import Model, Untrained
+from bier.models.model import Model, Untrained, starting_point
 
 BATCH = 128
 QUERY_GALLERY = "query and gallery"
@@ -52,11 +54,19 @@ class Measured:
         return {name: value for name, value in asdict(self).items() if name != "root" or value}
 
 
+class StartingPoint(NamedTuple):
+    """The backbone that a run started from, with its features normalised, measured on the same images."""
+
+    backbone: str
+    result: EnsembleResult
+
+
 @dataclass(frozen=True)
 class Assessment:
     """The result of an evaluation and what was measured.
 
-    `images` gives the pixels of a query by its row, `gallery_images` those of the gallery.
+    `images` gives the pixels of a query by its row, `gallery_images` those of the gallery. `untrained` is what training
+    had to beat.
     """
 
     result: EnsembleResult
@@ -65,11 +75,16 @@ class Assessment:
     gallery_images: ImageOf | None
     broken: list[str]  # images that could not be read, and why
     kept: dict[str, Any] | None = None  # what the model keeps about "same", see `find_same`
+    untrained: StartingPoint | None = None
 
     def to_dict(self) -> dict[str, Any]:
         found = {**self.result.to_dict(), "measured": self.measured.to_dict()}
         if "same" in found and self.kept is not None:
             found["same"]["kept"] = self.kept
+        if self.untrained is not None:
+            plain = self.untrained.result.to_dict()
+            found["recall"] |= {"untrained": plain["recall"]["ensemble"]}
+            found["untrained"] = {"backbone": self.untrained.backbone, "map_at_r": plain["map_at_r"]}
         return found | ({"skipped": self.broken} if self.broken else {})
 
 
@@ -109,6 +124,7 @@ def assess(
     skip_broken: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
+    keep: Path | None = None,
 ) -> Assessment:
     """Embed the test images and measure recall, correlation and the rest.
 
@@ -116,9 +132,10 @@ def assess(
     the images of all parts. Without it the protocol of the data set is followed.
     frozen_before: the first stage that was trained; the maps that enter it are kept in `cache`, in bfloat16 as training
     has them, for the next model with the same frozen stages.
+    keep: a folder where the embeddings of this model are kept; those of the same images are read from there.
     Under torchrun each process embeds its share, and all of them get the result.
     """
-    reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before)
+    reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before, keep)
     kept, threshold = model.metadata.get("same"), kept_threshold(model.metadata)
     if part is None and dataset.protocol == "query-gallery":
         queries, gallery = reader.read(dataset, "query"), reader.read(dataset, "gallery")
@@ -191,6 +208,33 @@ def _whole_classes(labels: NDArray[np.int64], generator: np.random.Generator) ->
     return np.isin(labels, classes[order[:fitting]])
 
 
+def assess_untrained(
+    run: Path,
+    dataset: Dataset,
+    *,
+    part: str | None = None,
+    cache: Path | None = None,
+    skip_broken: bool = False,
+    progress: Progress | None = None,
+) -> StartingPoint | None:
+    """Measure the backbone that a run started from, as `assess` measures the run. Its vectors are kept in the run.
+
+    None for a network trained from scratch, and for a model without a run's config.toml.
+    """
+    if not (run / "config.toml").is_file():
+        return None
+    config = Config.from_toml(run / "config.toml")
+    images = next(iter(dataset.parts.values())).images
+    width = images.shape[1] if isinstance(images, np.ndarray) and images.ndim == 2 else None
+    model = starting_point(config.model, width, config.train.precision)
+    if model is None or (width is not None) != (config.model.backbone == "features"):
+        return None
+    found = assess(
+        model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=progress, keep=run / "untrained"
+    )
+    return StartingPoint(config.model.backbone, found.result)
+
+
 def classifier_file(model: Path) -> Path:
     """The file with the classifier of a model folder: `classifier.safetensors` for `model`, and so on for snapshots."""
     return model.with_name(f"{model.name.replace('model', 'classifier', 1)}.safetensors")
@@ -231,9 +275,10 @@ class _Reader:
         workers: int | None,
         progress: Progress | None,
         frozen_before: str = "",
+        keep: Path | None = None,
     ) -> None:
         self.model, self.cache, self.skip_broken = model, cache, skip_broken
-        self.workers, self.progress, self.frozen_before = workers, progress, frozen_before
+        self.workers, self.progress, self.frozen_before, self.keep = workers, progress, frozen_before, keep
         self.broken: list[str] = []
 
     def read(self, dataset: Dataset, name: str) -> _Embedded:
@@ -248,6 +293,8 @@ class _Reader:
         return _Embedded(z, part.labels[source.kept], lambda row: source.prepared(int(source.kept[row])))
 
     def _embed(self, source: ImageDataset, name: str) -> NDArray[np.float32]:
+        if self.keep is not None and distributed.world() == 1:
+            return self._kept(source, self.keep)
         if not self.frozen_before or self.cache is None or distributed.world() > 1:
             return self.model.embed_raw(source, progress=self.progress)
         crop, stage = self.model.backbone.crop, self.frozen_before
@@ -257,6 +304,27 @@ class _Reader:
         inputs = inputs_in_order(maps, source.kept, BATCH)
         outputs = run_network(self.model.embedding_of(rest), inputs, self.model.device)
         return to_array(outputs, self.model.dimension)
+
+    def _kept(self, source: ImageDataset, folder: Path) -> NDArray[np.float32]:
+        """The embeddings in a file of this model and these images, which is written where there is none."""
+        file = folder / f"{self._digest(source)}.safetensors"
+        try:
+            return load_file(file)["z"].numpy()
+        except (OSError, SafetensorError, KeyError):
+            z = self.model.embed_raw(source, progress=self.progress)
+        with suppress(OSError):  # somebody else's run, or a full disk: the next evaluation computes them again
+            folder.mkdir(exist_ok=True)
+            files.write(file, save({"z": torch.from_numpy(z)}))
+        return z
+
+    def _digest(self, source: ImageDataset) -> str:
+        def about() -> Iterator[bytes]:
+            seen = (self.model.backbone.name, self.model.backbone.crop, self.model.precision, source.size)
+            yield f"{seen} {source.kept.tolist()}".encode()
+            for tensor in self.model.state_dict().values():
+                yield tensor.detach().cpu().float().numpy().tobytes()
+
+        return files.digest_of(source.images, source.boxes, about())[:16]
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from bier import distributed
+from bier.config import ModelConfig
 from bier.errors import BierError, DataError, ModelError
 from bier.files import folder_aside
 from bier.method.defaults import WEIGHTING, Weighting
@@ -312,14 +313,38 @@ def pretrained(
     weights: str | Path | None = None,
     precision: str = "auto",
     device: str | torch.device | None = None,
+    resolution: int = 0,
 ) -> Model:
     """A model that has not been trained here: the pretrained backbone `name`, with its features normalised.
 
     It is what training has to beat. The embedding layer is the identity, so that it is a model like any other.
+    resolution: the side of the pictures that the network sees; 0 for the backbone's own.
     """
-    backbone = folded(build_backbone(name, weights=Path(weights) if weights is not None else None))
+    backbone = build_backbone(name, weights=Path(weights) if weights is not None else None)
+    if resolution:
+        backbone.look_at(resolution)
+    return _plain_features(backbone, precision).to(device or distributed.device())
+
+
+def starting_point(settings: ModelConfig, features: int | None = None, precision: str = "auto") -> Model | None:
+    """The untrained model of a run: the backbone that it starts from, with its features normalised.
+
+    None for a network that starts from random weights. features: the width of pre-computed features.
+    """
+    if not is_pretrained(settings):
+        return None
+    if settings.backbone == "features":
+        return _plain_features(build_backbone("features", features=features), precision).to(distributed.device())
+    return pretrained(settings.backbone, settings.weights or None, precision, resolution=settings.resolution)
+
+
+def is_pretrained(settings: ModelConfig) -> bool:
+    """Whether a run with these settings starts from pretrained weights (or pre-computed features)."""
+    return settings.backbone not in FROM_SCRATCH and (settings.pretrained or bool(settings.weights))
+
+
+def _plain_features(backbone: Backbone, precision: str) -> Model:
     ensemble = EmbeddingEnsemble(backbone.features, (backbone.features,))
     with torch.no_grad():
         ensemble.weight.copy_(torch.eye(backbone.features))
-    model = Model(backbone, ensemble, precision=precision, metadata={"method": "untrained"})
-    return model.eval().to(device or distributed.device())
+    return Model(folded(backbone), ensemble, precision=precision, metadata={"method": "untrained"}).eval()

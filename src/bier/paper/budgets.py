@@ -14,6 +14,7 @@ Kind = Literal["retrieval", "classification", "features"]
 Choice = Mapping[str, Any]  # settings that a search tries together
 FASTER = 10.0  # the paper trains at 1e-6, and at 1e-5 with an auxiliary loss
 GOOGLENET = "googlenet-bvlc"
+VALIDATION = {"train.validate_by": "recall", "data.validation_classes": 0}  # of trained steps, by R@1, as in the paper
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def config_of(row: Row, budget: Budget, seed: int = 0, *, choice: Choice | None 
 def settings_of(row: Row, budget: Budget, *, choice: Choice | None = None, search: bool = False) -> dict[str, Any]:
     """What the budget and the row set, over what suits the data and the method."""
     kind = kind_of(row)
-    settings: dict[str, Any] = {**budget.settings[kind], **_groups(row, budget)}
+    settings: dict[str, Any] = {**VALIDATION, **budget.settings[kind], **_groups(row, budget)}
     if kind == "retrieval" and (row.fast or "diversity.name" in suited(row)):
         settings |= budget.with_auxiliary
     if row.settings.get("model.trainable_from") == "":

@@ -23,6 +23,7 @@ IRRELEVANT = frozenset(
     {
         *("seed", "method", "data.root", "data.cache", "data.workers", "model.weights"),
         *("train.log_every", "train.checkpoint_every", "train.keep_checkpoints", "train.validate_every"),
+        *("train.validate_by", "data.validation_classes"),  # the same in all of them, see `settings_of`
     }
 )
 

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,10 +18,11 @@ from bier.config import Config, TrainConfig
 from bier.errors import ConfigError, DataError, TrainingError
 from bier.evaluate.dataset import find_same
 from bier.method import equations
+from bier.models.model import is_pretrained
 from bier.training import run_folder
 from bier.training.objective import Objective, ObjectiveParts
 from bier.training.run_folder import Checkpoint
-from bier.training.setup import MetricBuilder, TrainingSetup, build, solve_start
+from bier.training.setup import MetricBuilder, Scores, TrainingSetup, Validation, build, solve_start
 
 
 class Observer(Protocol):
@@ -43,13 +44,23 @@ class Silent:
 
 
 class Run(NamedTuple):
-    """How a run ended. `interrupted`: it was asked to stop, saved a checkpoint and can be resumed."""
+    """How a run ended. `interrupted`: it was asked to stop, saved a checkpoint and can be resumed.
+
+    best_step, best_validation: the step whose model is kept and its R@1 (or accuracy) on the validation classes. Step 0
+    is the untrained backbone: no step was better, and the model is its plain normalised features.
+    best, untrained: all scores of that step and of the untrained backbone, where they were measured.
+    queries, distractors: validation images, and training images that they were searched among besides.
+    """
 
     folder: Path
     step: int
     best_step: int | None
     best_validation: float | None
     interrupted: bool
+    best: Scores | None = None
+    untrained: Scores | None = None
+    queries: int = 0
+    distractors: int = 0
 
 
 @dataclass
@@ -60,12 +71,34 @@ class TrainerState:
     best_step: int | None = None
     best_value: float | None = None
     stale: int = 0  # validations since the best
+    best: dict[str, float] = field(default_factory=dict)  # all scores of the best step; absent in older checkpoints
+    untrained: dict[str, float] = field(default_factory=dict)  # those of step 0
 
-    def record_validation(self, value: float) -> None:
-        if self.best_value is None or value > self.best_value:
-            self.best_step, self.best_value, self.stale = self.step, value, 0
-        else:
-            self.stale += 1
+    def record_validation(self, scores: Scores) -> None:
+        """The best by MAP@R, the later of equals; by R@1, the first of equals, where MAP@R was not asked for."""
+        by_map = scores.map_at_r is not None
+        value = scores.map_at_r if scores.map_at_r is not None else scores.recall
+        better = self.best_value is None or value > self.best_value
+        if self.step == 0:
+            self.untrained = scores.named()
+        self.stale = 0 if better else self.stale + 1
+        if better or (by_map and value == self.best_value):
+            self.best_step, self.best_value, self.best = self.step, value, scores.named()
+
+    def found(self) -> dict[str, Any]:
+        """What the model keeps about its validation."""
+        if self.best_step is None:
+            return {}
+        best: Mapping[str, Any] = self.best or {"recall": self.best_value}
+        found: dict[str, Any] = {"validation": {"step": self.best_step, **best}}
+        return found | ({"untrained": self.untrained} if self.untrained else {})
+
+    def run(self, folder: Path, interrupted: bool, validation: Validation | None) -> Run:
+        best = Scores(self.best["recall"], self.best.get("map")) if self.best else None
+        untrained = Scores(self.untrained["recall"], self.untrained.get("map")) if self.untrained else None
+        value = best.recall if best else self.best_value
+        images = (validation.count, validation.distractors) if validation else (0, 0)
+        return Run(folder, self.step, self.best_step, value, interrupted, best, untrained, *images)
 
     def done(self, config: TrainConfig) -> bool:
         return self.step >= config.steps or 0 < config.patience <= self.stale
@@ -88,7 +121,7 @@ def train(
     module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
     snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
     """
-    run = Path(out) if out is not None else Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
+    run = Path(out) if out is not None else run_folder.default_folder(config)
     observer = observer or Silent()
     with distributed.process_group():
         _check_folder(run, config, resume)
@@ -98,8 +131,12 @@ def train(
         setup.objective.hold_rows(optimizer)
         state = _start_or_restore(run, config, setup, optimizer, observer)
         interrupted = False
-        metrics = run_folder.Metrics(run, resume_at=state.step, writes=distributed.rank() == 0)
+        fresh = state.step == 0
+        # At step -1: a run that was killed before its first checkpoint measures the untrained backbone again.
+        metrics = run_folder.Metrics(run, resume_at=-1 if fresh else state.step, writes=distributed.rank() == 0)
         with closing(metrics), stop_requests() as stopping:
+            if fresh:
+                _measure_untrained(config, setup, state, metrics, observer)
             model: torch.nn.Module = setup.objective
             if distributed.world() > 1:
                 model = DistributedDataParallel(setup.objective)
@@ -112,9 +149,9 @@ def train(
                 state.step += 1
                 row = _step(config, setup, model, optimizer, inputs, setup.labels[numbers], state.step, run)
                 if (validation := setup.validation) and _due(state.step, config.train.validate_every, config):
-                    value, *learners = distributed.from_first(lambda: validation.measure(setup.objective))
-                    state.record_validation(value)
-                    row = {"step": state.step, **row, "validation": value, "validation_learners": learners}
+                    scores = distributed.from_first(lambda: validation.measure(setup.objective))
+                    state.record_validation(scores)
+                    row = {"step": state.step, **row, **_validation_row(scores)}
                 if row:
                     seconds = time.perf_counter() - started
                     metrics.write(row, {"images_per_second": setup.sampler.batch_size / seconds})
@@ -132,10 +169,34 @@ def train(
             best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
             if best.is_dir():
                 setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
-            trained = setup.model()
-            trained.metadata["same"] = find_same(trained, setup.dataset, skip_broken=config.data.skip_broken)
-            run_folder.save_model(run, trained, setup.objective.metric)
-        return Run(run, state.step, state.best_step, state.best_value, interrupted)
+            model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
+            model.metadata["same"] = find_same(model, setup.dataset, skip_broken=config.data.skip_broken)
+            run_folder.save_model(run, model, setup.objective.metric)
+        return state.run(run, interrupted, setup.validation)
+
+
+def _measure_untrained(
+    config: Config, setup: TrainingSetup, state: TrainerState, metrics: run_folder.Metrics, observer: Observer
+) -> None:
+    """Step 0: the plain features of the pretrained backbone, which training has to beat."""
+    validation = setup.validation
+    if validation is None or not validation.by_map or not is_pretrained(config.model):
+        return
+    observer.prepare("validation of the untrained backbone", 0, 1)
+    scores = distributed.from_first(lambda: validation.measure_untrained(setup.objective))
+    observer.prepare("validation of the untrained backbone", 1, 1)
+    state.record_validation(scores)
+    row = {"step": 0, **_validation_row(scores)}
+    metrics.write(row)
+    observer.step(0, config.train.steps, row)
+
+
+def _validation_row(scores: Scores) -> dict[str, Any]:
+    """What a line of metrics.jsonl says about a validation; step 0 has no learners."""
+    row: dict[str, Any] = {"validation": scores.recall}
+    if scores.map_at_r is not None:
+        row["validation_map"] = scores.map_at_r
+    return row | ({"validation_learners": list(scores.learners)} if scores.learners else {})
 
 
 def _step(
@@ -171,13 +232,12 @@ def _due(step: int, every: int, config: Config) -> bool:
 
 
 def _check_folder(run: Path, config: Config, resume: bool) -> None:
-    exists = (run / run_folder.CONFIG).exists()
-    if resume and not exists:
+    if not resume:
+        run_folder.check_new(run)
+        return
+    if not (run / run_folder.CONFIG).exists():
         raise ConfigError(f"There is no run to resume at {run}: it has no {run_folder.CONFIG}.")
-    if exists and not resume:
-        raise ConfigError(f"{run} already holds a run. Resume it with --resume {run}, or choose another --out.")
-    if resume:
-        run_folder.check_same_config(run, config)
+    run_folder.check_same_config(run, config)
 
 
 def _check_snapshots(run: Path, config: Config, snapshots: Collection[int]) -> None:

@@ -25,7 +25,8 @@ _FROM_SCRATCH = {
     "train.weight_decay": 0.0,
     "train.schedule": "cosine",
 }
-_OWN_PICTURES = {"data.validation": 0.1}
+_KEPT_BY_MAP = {"train.validate_by": "map"}
+_OWN_PICTURES = {**_KEPT_BY_MAP, "data.validation": 0.1, "data.validation_classes": 20}
 
 SUITED: Mapping[str, Mapping[str, Any]] = {
     "glyphs": {
@@ -62,6 +63,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     },
     "folder": _OWN_PICTURES,
     "table": _OWN_PICTURES,
+    **dict.fromkeys(("cub", "cub-cropped", "cars", "cars-cropped", "sop", "inshop", "vehicleid"), _KEPT_BY_MAP),
 }
 
 # Chosen on validation images (docs/results.md). Means over dimensions: 100 is 0.1 for the sum over 21 x 43 products.
@@ -83,4 +85,6 @@ def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ConfigError(f"The method must be one of {', '.join(METHODS)}. Got '{method}' instead.{hint}")
     layers = {**suited(method, data), "method": method, **(settings or {})}
+    if "data.validation" in (settings or {}) and "data.validation_classes" not in (settings or {}):
+        layers["data.validation_classes"] = 0  # a share that was asked for is taken as it is
     return Config().with_settings(layers)

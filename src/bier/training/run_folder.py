@@ -137,6 +137,16 @@ def writing(target: Path, checkpoints: Path) -> Iterator[None]:
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
 
 
+def default_folder(config: Config) -> Path:
+    return Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
+
+
+def check_new(run: Path) -> None:
+    """Raise a ConfigError if there is a run in the folder."""
+    if (run / CONFIG).exists():
+        raise ConfigError(f"{run} already holds a run. Resume it with --resume {run}, or choose another --out.")
+
+
 def model_folder(run: Path, step: int | None = None) -> Path:
     return run / (MODEL if step is None else f"{MODEL}-{STEP}{step}")
 

@@ -1,10 +1,11 @@
 """From a config to what is trained: data, backbone, embedding, losses, batches."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from bier import data, distributed
 from bier.config import Config
 from bier.data import Dataset, Part
+from bier.data.part import Images
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
-from bier.evaluate.recall import recall_at_k
+from bier.evaluate.recall import rank_r, ranks, recall_from_ranks
 from bier.images import ImageDataset
 from bier.method.classifier import BoostedClassifier
 from bier.method.defaults import Start, Weighting
@@ -29,7 +31,7 @@ from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
 from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
 from bier.models.maps import TrunkCache
-from bier.models.model import Model
+from bier.models.model import Model, starting_point
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 
@@ -54,6 +56,7 @@ def inputs_for(
 
 
 VALIDATION_BATCH = 128
+FEW_CLASSES, MOST_DISTRACTORS = 50, 1_000  # fewer validation classes than this are searched for among training images
 EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
 FEATURES_FOR_MEAN = 1_000  # images whose mean feature the bias takes away
@@ -64,31 +67,76 @@ Preparing = Callable[[str, int, int], None]  # what is being prepared, how much 
 MetricBuilder = Callable[[int, int], nn.Module]  # (size of the embedding, number of classes) -> a loss
 
 
+class Scores(NamedTuple):
+    """What one validation has found, in percent: R@1 (accuracy, for a classifier), of each learner too, and MAP@R."""
+
+    recall: float
+    map_at_r: float | None = None
+    learners: tuple[float, ...] = ()
+
+    def named(self) -> dict[str, float]:
+        """As `model.json` and `--json` have them."""
+        return {"recall": self.recall} | ({} if self.map_at_r is None else {"map": self.map_at_r})
+
+
 @dataclass
 class Validation:
-    """The validation part of the data set, measured while the run trains."""
+    """The validation part of the data set, measured while the run trains.
+
+    Images behind the first `count` are distractors: training images that are searched among, and are no queries.
+    """
 
     inputs: Inputs
-    labels: NDArray[np.int64]  # of all images of the part
+    labels: NDArray[np.int64]  # of all images; each distractor has a label of its own
     weighting: Weighting
+    count: int
+    by_map: bool
+
+    @property
+    def distractors(self) -> int:
+        return len(self.labels) - self.count
 
     @torch.no_grad()
-    def measure(self, objective: Objective) -> list[float]:
-        """R@1 (or accuracy, for a classifier) in percent: of the ensemble, then of each learner."""
+    def measure(self, objective: Objective) -> Scores:
+        """The model as it is now."""
+        z = self._run(objective, objective.embed)
+        labels = torch.from_numpy(self.labels[self.inputs.kept])
+        if isinstance(objective.metric, BoostedClassifier):
+            right = accuracies(objective.metric, z, labels.to(z.device))
+            objective.train()  # measuring has switched the classifier's dropout off
+            accuracy, *learners = (value for name, value in right.items() if not name.startswith("prefix-"))
+            return Scores(accuracy, None, tuple(learners))
+        z, ensemble = z.cpu(), objective.ensemble
+        whole = self._scores(ensemble.vector(z, self.weighting), labels)
+        return whole._replace(learners=tuple(self._recall(unit_rows(part), labels) for part in ensemble.split(z)))
+
+    @torch.no_grad()
+    def measure_untrained(self, objective: Objective) -> Scores:
+        """The plain normalised features, before the first step."""
+        features = self._run(objective, lambda inputs: objective.features(inputs.to(objective.ensemble.weight.device)))
+        return self._scores(unit_rows(features.cpu()), torch.from_numpy(self.labels[self.inputs.kept]))
+
+    def _run(self, objective: Objective, network: Callable[[Tensor], Tensor]) -> Tensor:
         objective.eval()
         device = objective.ensemble.weight.device
         inputs = inputs_in_order(self.inputs, self.inputs.kept, VALIDATION_BATCH)
-        z = torch.from_numpy(to_array(run_network(objective.embed, inputs, device))).to(device)
-        labels = torch.from_numpy(self.labels[self.inputs.kept]).to(device)
-        if isinstance(objective.metric, BoostedClassifier):
-            right = accuracies(objective.metric, z, labels)
-            values = [value for name, value in right.items() if not name.startswith("prefix-")]
-        else:
-            z, labels, ensemble = z.cpu(), labels.cpu(), objective.ensemble
-            vectors = [ensemble.vector(z, self.weighting), *map(unit_rows, ensemble.split(z))]
-            values = [recall_at_k(one, labels, [1])[1] for one in vectors]
+        rows = torch.from_numpy(to_array(run_network(network, inputs, device))).to(device)
         objective.train()
-        return values
+        return rows
+
+    def _scores(self, vectors: Tensor, labels: Tensor) -> Scores:
+        recall = self._recall(vectors, labels)
+        if not self.by_map:
+            return Scores(recall)
+        # Distractors have no match and add nothing to the sum: only the number of queries is to be corrected.
+        return Scores(recall, rank_r(vectors, labels).map_at_r * len(labels) / self._queries)
+
+    def _recall(self, vectors: Tensor, labels: Tensor) -> float:
+        return recall_from_ranks(ranks(vectors, labels)[: self._queries], [1])[1]
+
+    @property
+    def _queries(self) -> int:
+        return int(np.searchsorted(self.inputs.kept, self.count))
 
 
 @dataclass
@@ -108,11 +156,21 @@ class TrainingSetup:
     def device(self) -> torch.device:
         return self.objective.ensemble.weight.device
 
-    def model(self) -> Model:
-        """The backbone and the embedding with their present weights, without anything that only training needs."""
+    def model(self, found: Mapping[str, Any] | None = None) -> Model:
+        """The backbone and the embedding with their present weights, without anything that only training needs.
+
+        found: what validation has found, kept with the model.
+        """
         config = self.config
-        metadata = {"data": config.data.name, "method": config.method, "seed": config.seed}
+        metadata = {"data": config.data.name, "method": config.method, "seed": config.seed, **(found or {})}
         return Model(self.backbone, self.objective.ensemble, config.model.weighting, config.train.precision, metadata)
+
+    def untrained_model(self, found: Mapping[str, Any]) -> Model:
+        """The backbone that the run has started from, with its features normalised."""
+        model = starting_point(self.config.model, self.backbone.features, self.config.train.precision)
+        assert model is not None  # a network from scratch has no step 0
+        model.metadata |= {"data": self.config.data.name, "seed": self.config.seed, **found}
+        return model
 
 
 def load_data(config: Config) -> Dataset:
@@ -206,7 +264,13 @@ def backbone_for(config: Config, part: Part) -> Backbone:
 
 
 def network_and_inputs(
-    config: Config, backbone: Backbone, part: Part, run: Path, progress: Preparing, training: bool = True
+    config: Config,
+    backbone: Backbone,
+    part: Part,
+    run: Path,
+    progress: Preparing,
+    training: bool = True,
+    distractors: int = 0,
 ) -> tuple[nn.Module, Inputs]:
     """What is trained, and the images of a part as they enter it: pixels, features, or maps of the frozen stages.
 
@@ -220,6 +284,7 @@ def network_and_inputs(
     trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
     home = Path(config.data.cache) if config.data.cache else run
     made_of = repr((config.data, settings.backbone, settings.resolution, stage, settings.trunk_views, training))
+    made_of += str(distractors or "")
     # Under torchrun every process comes here at once: the lock of the cache lets one compute while the others wait.
     # A barrier would give up after its timeout, and the maps of a large data set take longer.
     maps = TrunkCache(
@@ -250,9 +315,41 @@ def _validation(
 ) -> Validation | None:
     if "validation" not in dataset.parts:
         return None
-    part = dataset["validation"]
-    _, inputs = network_and_inputs(config, backbone, part, run, progress, training=False)
-    return Validation(inputs, part.labels, config.model.weighting)
+    part, by_map = dataset["validation"], config.train.validate_by == "map" and dataset.protocol != "accuracy"
+    others = distractors_of(dataset) if by_map else np.empty(0, np.int64)
+    everything = _with_distractors(part, dataset["train"].select(others)) if len(others) else part
+    _, inputs = network_and_inputs(config, backbone, everything, run, progress, training=False, distractors=len(others))
+    return Validation(inputs, everything.labels, config.model.weighting, len(part), by_map)
+
+
+def distractors_of(dataset: Dataset) -> NDArray[np.int64]:
+    """The training images that validation queries are searched among, spread evenly; none where classes are many.
+
+    A few classes are told apart by any network, and then every step looks alike. Training images of the query's own
+    class would be matches: none are taken where the two parts share classes.
+    """
+    train, validation = dataset["train"], dataset["validation"]
+    shared = set(train.classes) & set(validation.classes)
+    if validation.present >= FEW_CLASSES or shared:
+        return np.empty(0, np.int64)
+    return np.linspace(0, len(train) - 1, min(len(train), MOST_DISTRACTORS)).round().astype(np.int64)
+
+
+def _with_distractors(part: Part, distractors: Part) -> Part:
+    """The images of both parts; each distractor is a class of its own, so that nothing is its match."""
+    numbers = len(part.classes) + np.arange(len(distractors), dtype=np.int64)
+    boxes = [one.boxes for one in (part, distractors)]
+    images: Images
+    if isinstance(part.images, tuple) and isinstance(distractors.images, tuple):
+        images = (*part.images, *distractors.images)
+    else:
+        images = np.concatenate([np.asarray(part.images), np.asarray(distractors.images)])
+    return Part(
+        images,
+        np.concatenate([part.labels, numbers]),
+        (*part.classes, *(f"distractor {number}" for number in range(len(distractors)))),
+        None if boxes[0] is None or boxes[1] is None else np.concatenate([boxes[0], boxes[1]]),
+    )
 
 
 def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
