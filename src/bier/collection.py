@@ -25,6 +25,7 @@ from bier.data.part import ALL
 from bier.errors import BierError, DataError, ModelError, SearchError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
+from bier.evaluate.verification import kept_threshold
 from bier.images import Broken, ImageDataset, open_image
 from bier.method.defaults import Weighting
 from bier.models.model import Model, Untrained, load
@@ -275,6 +276,21 @@ def _recorded_model(known: Mapping[str, Any]) -> Path | Untrained | None:
     if known.get("backbone"):
         return Untrained(known["backbone"], Path(known["weights"]) if known.get("weights") else None)
     return Path(known["path"]) if known.get("path") else None
+
+
+def threshold_of(model: Model, learners: int | None = None) -> float:
+    """The similarity from which a model counts two images as the same; an error where it keeps none."""
+    threshold = kept_threshold(model.metadata, learners)
+    if threshold is not None:
+        return threshold
+    if model.metadata.get("same"):
+        reason = f"none reached a precision of {model.metadata['same']['precision']:g}% when it was trained"
+    else:
+        reason = "it was not found when the model was made"
+    raise SearchError(
+        f"The model must keep a threshold for --same. It has none: {reason}. Give one with --threshold; "
+        "bier evaluate shows what each reaches."
+    )
 
 
 def image_path(store: Store, one: Id) -> Path:

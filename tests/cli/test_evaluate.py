@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 import bier
+from bier.evaluate.verification import Others, model_thresholds, verify
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
@@ -262,3 +263,85 @@ def test_classification(cli: Cli, tmp_path: Path) -> None:
     code, _, said = cli("evaluate", tmp_path / "run", tmp_path / "run")
     assert code == 0
     assert "accuracy" in said
+
+
+@pytest.fixture(scope="module")
+def separated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A feature file of 16 classes that are easier to tell apart, so that a precision of 95% can be reached."""
+    random = np.random.default_rng(1)
+    labels = np.repeat(np.arange(16), 10)
+    features = (random.normal(size=(16, 24))[labels] + 0.6 * random.normal(size=(160, 24))).astype(np.float32)
+    path = tmp_path_factory.mktemp("vectors") / "features.safetensors"
+    save_file({"features": features, "labels": labels}, path)
+    return path
+
+
+@pytest.mark.parametrize(("share", "part", "classes"), [(0.5, "validation", 4), (0.0, "train", 8)])
+def test_same_or_not(cli: Cli, separated: Path, tmp_path: Path, share: float, part: str, classes: int) -> None:
+    """The threshold is found on validation classes or says that it is not, and tested on the test classes."""
+    run = tmp_path / "run"
+    settings = {
+        "data.root": str(separated),
+        "data.validation": share,
+        "model.embedding": 24,
+        "train.steps": 2,
+        "train.batch_classes": 3,
+        "train.batch_images": 4,
+        "train.precision": "float32",
+    }
+    bier.train(resolve("bier", "features", settings), run)
+    model, dataset = bier.load(run), load_data(bier.Config.from_toml(run / "config.toml"))
+    kept = model.metadata["same"]
+    assert (kept["part"], kept["classes"], kept["queries"], kept["images"]) == (part, classes, 10 * classes, 80)
+    z = {name: model.embed_raw(dataset[name].images) for name in dataset.parts}
+    others = Others(z["train"], 100 + dataset["train"].labels) if share else None
+    again = model_thresholds(z[part], dataset[part].labels, others, model.groups, model.weighting, part=part)
+    assert again is not None
+    assert kept["prefixes"] == pytest.approx(again["prefixes"])
+
+    code, out, said = cli("evaluate", run, "--json", "--no-report")
+    assert code == 0, said
+    same = json.loads(out)["same"]
+    assert same["kept"] == kept
+    assert same["pairs"] == {"same": 8 * 10 * 9 // 2, "different": 28 * 100}
+    assert set(same["tar"]) == {"0.01", "0.001", "0.0001"}
+    found = verify(model.encode(dataset["test"].images), dataset["test"].labels, threshold=kept["threshold"])
+    assert found is not None
+    assert found.tested is not None
+    assert same["tested"] == pytest.approx(found.tested._asdict())
+    assert same["eer"] == pytest.approx(found.eer)
+    code, _, said = cli("evaluate", run)
+    assert code == 0, said
+    name = f"found on {'training' if part == 'train' else part} images ({classes} classes)"
+    assert f"the model's, {name}" in said
+    assert f"EER {same['eer']:.2f}" in said
+    page = (run / "report" / "index.html").read_text()
+    assert "Same or not" in page
+    assert f"Kept in the model, {name}" in page
+    assert (run / "report" / "roc.png").is_file()
+
+
+def test_a_model_whose_threshold_was_not_found_says_so(cli: Cli, runs: Path) -> None:
+    kept = bier.load(runs / "a-bier").metadata["same"]  # one validation class, with much noise
+    assert (kept["threshold"], kept["part"], kept["classes"]) == (None, "validation", 1)
+    code, _, said = cli("evaluate", runs / "a-bier", "--no-report")
+    assert code == 0
+    assert "the model keeps no threshold, because none reached 95% on validation images (1 class)" in said
+
+
+def test_re_ranking_is_shown_beside_the_plain_row(cli: Cli, runs: Path) -> None:
+    names = ("--rerank", "alpha-qe", "--rerank", "k-reciprocal")
+    code, out, said = cli("evaluate", runs / "a-bier", "--json", *names)
+    assert code == 0, said
+    result = json.loads(out)
+    assert list(result["rerank"]) == ["shortlist", "plain", "alpha-qe", "k-reciprocal"]
+    plain = result["rerank"]["plain"]
+    assert plain["recall"] == pytest.approx(result["recall"]["ensemble"])
+    assert plain["map_at_r"] == pytest.approx(result["map_at_r"])
+    assert result["rerank"]["k-reciprocal"]["milliseconds"] > plain["milliseconds"] > 0
+    assert "Re-ranking" in (runs / "a-bier" / "report" / "index.html").read_text()
+    code, _, said = cli("evaluate", runs / "a-bier", "--no-report", *names)
+    assert "ms per query" in said
+    assert "re-ranking of the 100 nearest images" in said
+    code, _, said = cli("evaluate", runs / "a-bier", "--rerank", "best")
+    assert (code, "'rerank' parameter must be one of" in said) == (2, True)

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from bier import EmbeddingEnsemble, Index, Model, load
 from bier.models.backbones import build_backbone
 from bier.search import open_store, read_embeddings
+from bier.search.rerank import rerank
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -199,6 +200,104 @@ def test_mistakes_end_with_one_line(cli: Cli, index: Path, run_folder: Path, pho
         assert (code, out) == (2, ""), arguments
         assert message in err
         assert len(err.strip().splitlines()) == 1
+
+
+@pytest.fixture
+def with_threshold(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> tuple[Path, float]:
+    """An index of a model that keeps a threshold, between the 4th and the 5th image nearest to along/0.png."""
+    model = load(run_folder)
+    vectors = model.encode(sorted(photos.glob("along/*.png")) + sorted(photos.glob("both/*.png")))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = np.sort(unit[1:] @ unit[0])[::-1]
+    threshold = float(scores[3] + scores[4]) / 2
+    model.metadata["same"] = {"prefixes": [0.5, None, threshold], "learners": [0.5] * 3, "precision": 95.0}
+    model.save(tmp_path / "run" / "model")
+    (tmp_path / "shop").mkdir()
+    for kind in ("along", "both"):
+        (tmp_path / "shop" / kind).symlink_to(photos / kind)
+    code, _, err = cli("index", tmp_path / "run", tmp_path / "shop", "--out", tmp_path / "same.index")
+    assert code == 0, err
+    return tmp_path / "same.index", threshold
+
+
+def test_same_returns_only_what_lies_above_the_threshold(cli: Cli, with_threshold: tuple[Path, float]) -> None:
+    index, threshold = with_threshold
+    code, out, err = cli("search", index, "along/0.png", "--same", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["threshold"] == pytest.approx(threshold)
+    assert len(answer["results"]) == 4
+    assert all(one["similarity"] >= threshold for one in answer["results"])
+    # with the weights alpha, the score is not the cosine: (1/6)^2 + (2/6)^2 + (3/6)^2 of it
+    assert all(one["score"] == pytest.approx(one["similarity"] * 14 / 36, rel=1e-4) for one in answer["results"])
+    everything = results(cli("search", index, "along/0.png", "--json"))
+    assert [one["id"] for one in answer["results"]] == [one["id"] for one in everything[:4]]
+    assert everything[4]["similarity"] < threshold
+    code, _, err = cli("search", index, "along/0.png", "--same")
+    assert f"4 of 16 images with a similarity of {threshold:.4f} or more" in err
+    assert "similarity" in err.splitlines()[0]
+
+
+def test_same_says_when_there_is_nothing(cli: Cli, with_threshold: tuple[Path, float], photos: Path) -> None:
+    index, _ = with_threshold
+    code, out, err = cli("search", index, "along/0.png", "--threshold", "0.9999999", "--json")
+    assert code == 0, err
+    assert json.loads(out)["results"] == []
+    assert json.loads(out)["nearest"] < 1
+    code, out, err = cli("search", index, "along/0.png", "--threshold", "0.9999999")
+    assert (code, out) == (0, "")
+    assert "The collection has no image with a similarity of 1.0000 or more: the nearest has 0." in err
+    assert len(err.strip().splitlines()) == 1
+    assert len(results(cli("search", index, "along/0.png", "--threshold", "-1", "--json"))) == 10
+
+
+def test_a_threshold_of_some_learners(cli: Cli, with_threshold: tuple[Path, float], photos: Path) -> None:
+    index, _ = with_threshold
+    for query in ("along/0.png", photos / "across" / "0.png"):  # one of the collection, and a file
+        code, out, err = cli("search", index, query, "--same", "--learners", "1", "-k", "20", "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["threshold"] == 0.5
+        plain = results(cli("search", index, query, "--learners", "1", "-k", "20", "--json"))
+        assert found["results"] == [one for one in plain if one["similarity"] >= 0.5]
+        assert max(one["similarity"] for one in plain) <= 1
+    code, _, err = cli("search", index, "along/0.png", "--same", "--learners", "2")
+    assert (code, "none reached a precision of 95%" in err) == (2, True)
+
+
+def test_without_a_threshold_same_is_one_clear_line(cli: Cli, index: Path) -> None:
+    for arguments, message in (
+        (("--same",), "The model must keep a threshold for --same. It has none"),
+        (("--threshold", "1.5"), "'--threshold' option must be a cosine from -1 to 1. Got 1.5"),
+        (("--rerank", "best"), "'rerank' parameter must be one of alpha-qe, dba, k-reciprocal. Got 'best'"),
+    ):
+        code, out, err = cli("search", index, "both/0.png", *arguments)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert len(err.strip().splitlines()) == 1
+    assert results(cli("search", index, "both/0.png", "--threshold", "0.5", "--json"))
+
+
+@pytest.mark.parametrize("name", ["alpha-qe", "dba", "k-reciprocal"])
+def test_re_ranking_is_that_of_python(
+    cli: Cli, index: Path, photos: Path, tmp_path: Path, name: str, with_threshold: tuple[Path, float]
+) -> None:
+    made = Index.load(index)
+    vectors = made.vectors(made.ids)
+    row = made.ids.index("both/3.png")
+    others = [one for one in np.argsort(-(vectors @ vectors[row]), kind="stable") if one != row]
+    order = np.argsort(-rerank(name, vectors[row], vectors[others]), kind="stable")
+    expected = [made.ids[others[place]] for place in order[:6]]
+    for query in ("both/3.png", photos / "both" / "3.png"):
+        found = results(cli("search", index, query, "-k", "6", "--rerank", name, "--json"))
+        assert [one["id"] for one in found] == expected
+        assert [one["rank"] for one in found] == [1, 2, 3, 4, 5, 6]
+    few = results(cli("search", index, "both/3.png", "-k", "3", "--rerank", name, "--shortlist", "5", "--json"))
+    assert len(few) == 3
+    same, threshold = with_threshold
+    found = results(cli("search", same, "along/0.png", "--same", "--rerank", name, "--json"))
+    assert found
+    assert all(one["similarity"] >= threshold for one in found)
 
 
 def test_another_model_is_refused(cli: Cli, index: Path, photos: Path, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_progress_reaches_its_total():
         ((np.array([[np.nan, 0.0]]), [0], [1]), "row 0"),
         ((np.zeros(3), [0, 0, 0], [1]), r"shape \(3,\)"),
         ((np.zeros((0, 3)), [], [1]), "shape"),
-        ((np.zeros((3, 2)), [0, 0], [1]), "one label a vector, 3"),
+        ((np.zeros((3, 2)), [0, 0], [1]), "one label per vector, 3"),
         ((np.zeros((2, 2)), [0.5, 0.5], [1]), "integers or strings"),
         ((np.zeros((2, 2)), [0, 0], [0]), "1 or more"),
         ((np.zeros((2, 2)), [0, 0], []), "at least one K"),

@@ -66,6 +66,7 @@ def test_from_python_without_a_terminal(features_file: Path, tmp_path: Path, cap
     assert Config.from_toml(run.folder / "config.toml") == config(features_file)
     model = bier.load(run.folder)
     assert model.groups == bier.group_sizes(12, 3)
+    assert model.metadata.pop("same")["part"] == "train"
     assert model.metadata == {"data": "features", "method": "a-bier", "seed": 0}
     assert [path.name for path in complete(run.folder / "checkpoints")] == ["step-8", "step-12"]
     state = read_checkpoint(run.folder / "checkpoints" / "step-12")

@@ -4,6 +4,7 @@ import io
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from bier import Index, Model
 from bier.collection import Collection
+from bier.search.rerank import search_reranked
 from bier.web.guard import Limits
 
 pytestmark = pytest.mark.browser
@@ -280,3 +282,78 @@ def test_a_phone_and_the_dark(browser: Any, address: str, scheme: str) -> None:
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         brightness = sum(int(part) for part in ground.removeprefix("rgb(").removesuffix(")").split(","))
         assert (brightness < 150) == (scheme == "dark")
+
+
+def threshold_between(index: Index, chosen: str) -> float:
+    """A similarity between the third and the fourth image nearest to one."""
+    vector = index.vectors([chosen])[0]
+    scores = index.search(vector, 11).scores[1:] / float(vector @ vector)
+    return float(scores[2] + scores[3]) / 2
+
+
+def keeping(model: Model, threshold: float) -> Model:
+    """The model with this threshold for the ensemble, and thresholds that nothing and everything reaches for others."""
+    same = {"prefixes": [-1.0, -1.0, threshold], "learners": [1.0, -1.0, None], "precision": 95.0}
+    return Model(model.backbone, model.ensemble, model.weighting, model.precision, {"same": same})
+
+
+def test_a_line_is_drawn_between_same_and_similar(
+    browser: Any, serve: Any, collection: Collection, index: Index
+) -> None:
+    chosen = index.ids[0]
+    same = replace(collection, model=keeping(collection.model, threshold_between(index, str(chosen))))
+    for page in opened(browser, serve(same)):
+        page.evaluate(f"location.hash = new URLSearchParams({{id: {chosen!r}}})")
+        page.wait_for_selector(".row.ensemble .tile")
+        assert page.locator(".row.ensemble li").count() == 10
+        lines = "all => all.map(one => [...one.parentNode.children].indexOf(one))"
+        assert page.locator(".row.ensemble .similar-from-here").evaluate_all(lines) == [3]
+        assert "3 the same" in page.inner_text(".row.ensemble h2")
+        width = "one => getComputedStyle(one, '::before').width"
+        assert page.locator(".row.ensemble .similar-from-here").evaluate(width) == "3px"
+        spoken = page.locator(".row.ensemble .tile").evaluate_all("all => all.map(one => one.ariaLabel)")
+        assert ["the same" in one for one in spoken] == [True] * 3 + [False] * 7
+        # each row has a threshold of its own: one that nothing reaches, one that everything does, and none
+        first, second, third = (page.locator(f'.row.alone[data-learner="{m}"]') for m in (1, 2, 3))
+        assert first.locator(".similar-from-here").evaluate_all(lines) == [0]
+        assert "none the same" in first.locator("h2").inner_text()
+        assert (second.locator(".similar-from-here").count(), third.locator(".similar-from-here").count()) == (0, 0)
+        assert "10 the same" in second.locator("h2").inner_text()
+        assert "the same" not in third.locator("h2").inner_text()
+        assert page.locator("#key-line").is_visible()
+        assert "3 of them the same" in page.inner_text("#told")
+
+
+def test_without_a_threshold_there_is_no_line(page: Any) -> None:
+    pick_first(page)
+    assert page.locator(".similar-from-here").count() == 0
+    assert "the same" not in page.inner_text("#results")
+    assert not page.locator("#key-line").is_visible()
+
+
+def test_the_selector_re_ranks_every_row(page: Any, index: Index) -> None:
+    chosen = pick_first(page)
+    plain = ids(page, ".row.ensemble")
+    for name in ("alpha-qe", "dba", "k-reciprocal"):
+        found = search_reranked(index, index.vectors([chosen])[0], 10, name, without=chosen).ids.tolist()
+        page.locator("#rerank").select_option(name)
+        until(page, f"location.hash.includes('rerank={name}')")
+        page.wait_for_selector("#results[aria-busy=false]")
+        assert ids(page, ".row.ensemble") == found
+        alone = search_reranked(index, index.vectors([chosen])[0], 10, name, learners=[2], without=chosen)
+        assert ids(page, '.row.alone[data-learner="2"]') == alone.ids.tolist()
+    # it stays for the next query, in the slider's searches and after a reload
+    page.locator(".row.ensemble .tile").first.click()
+    until(page, f"!location.hash.includes({chosen.split('/')[1]!r}) && location.hash.includes('rerank=k-reciprocal')")
+    page.reload()
+    page.wait_for_selector(".row.ensemble .tile")
+    assert page.locator("#rerank").input_value() == "k-reciprocal"
+    page.locator("#rerank").select_option("none")
+    until(page, "location.hash.includes('rerank=none')")
+    page.go_back()
+    until(page, f"new URLSearchParams(location.hash.slice(1)).get('id') === {chosen!r}")
+    page.locator("#rerank").select_option("none")
+    page.wait_for_selector("#results[aria-busy=false]")
+    until(page, "location.hash.includes('rerank=none')")
+    page.wait_for_timeout(300)
+    assert ids(page, ".row.ensemble") == plain

@@ -1,7 +1,7 @@
 """`bier evaluate`."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +43,14 @@ PartName = Annotated[
     str | None,
     typer.Option("--part", metavar="NAME", help="Measure this part: train, validation, test or all the images."),
 ]
+Rerank = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rerank",
+        metavar="NAME",
+        help="Also re-rank the 100 nearest images: alpha-qe, dba or k-reciprocal; may be repeated.",
+    ),
+]
 Report = Annotated[
     Path | None, typer.Option("--report", metavar="DIR", help="Where the report goes. \\[default: RUN/report]")
 ]
@@ -58,6 +66,7 @@ def evaluate(
     part: PartName = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
+    rerank: Rerank = None,
     report: Report = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Numbers only.")] = False,
     no_untrained: Annotated[
@@ -70,7 +79,8 @@ def evaluate(
     A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table
     or feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs
     or models are compared in one table. Recall counts ties against the query; a query never finds itself. The row
-    `untrained` is the backbone that the run started from, with its features normalised: what training had to beat.
+    `untrained` is the backbone that the run started from, with its features normalised: what training had to beat. The
+    second table is about "same or not": the similarity above which 95% of the images that searches return are right.
 
     [bold]Examples[/bold]
 
@@ -82,8 +92,11 @@ def evaluate(
 
     bier evaluate --backbone efficientnet_lite0 --data folder --root photos
 
+    bier evaluate runs/shop --rerank k-reciprocal --rerank alpha-qe
+
     bier evaluate --embeddings vectors.safetensors
     """
+    _check_rerank(rerank or [])
     models: list[Path | Untrained] = [*([untrained(backbone)] if backbone is not None else []), *(runs or [])]
     if bool(models) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
@@ -96,9 +109,10 @@ def evaluate(
 
             result = _from_file(embeddings)
             measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
+            reranked = _reranked(result, rerank) if rerank else {}
             if report is not None:
-                _write(report, result, measured, str(embeddings))
-        _show({str(embeddings): {**result.to_dict(), "measured": measured.to_dict()}}, as_json)
+                _write(report, result, measured, str(embeddings), reranked=reranked)
+        _show({str(embeddings): {**result.to_dict(), "measured": measured.to_dict(), **reranked}}, as_json)
         return
     from bier.distributed import process_group, rank
 
@@ -117,6 +131,7 @@ def evaluate(
                 cache,
                 skip_broken,
                 None if no_report or len(models) > 1 else place,
+                rerank or [],
                 not no_untrained,
             )
         if rank() == 0:
@@ -132,6 +147,7 @@ def _measure(
     cache: Path | None,
     skip_broken: bool,
     report: Path | None,
+    rerank: Sequence[str],
     with_untrained: bool,
 ) -> dict[str, Any]:
     with progress_bar() as bar:
@@ -168,10 +184,37 @@ def _measure(
                     say(f"Without the untrained backbone: {error}")
             done = replace(done, untrained=before)
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
+        reranked: dict[str, Any] = {}
+        if rerank:
+            with step(bar, "re-ranking") as task:
+                reranked = _reranked(done.result, rerank, follow)
         if report is not None and rank() == 0:
             with step(bar, "writing the report"):
-                _write(report, done.result, done.measured, str(run), run if isinstance(run, Path) else None, done)
-    return done.to_dict()
+                folder = run if isinstance(run, Path) else None
+                _write(report, done.result, done.measured, str(run), folder, done, reranked)
+    return {**done.to_dict(), **reranked}
+
+
+def _check_rerank(names: Sequence[str]) -> None:
+    """Before minutes of encoding."""
+    from bier.search.rerank import checked_method
+
+    for name in names:
+        checked_method(name)
+
+
+def _reranked(
+    result: "EnsembleResult", names: Sequence[str], progress: "Callable[[int, int], None] | None" = None
+) -> dict[str, Any]:
+    """{"rerank": {"shortlist": 100, "plain": {...}, name: {...}}}."""
+    from bier.evaluate.reranking import evaluate_reranking
+    from bier.search.rerank import DEPTH
+
+    vectors, gallery = result.test.vectors(result.groups, result.weighting)
+    classes, gallery_classes = result.test.classes, result.test.gallery_classes
+    ks = sorted(result.recall["ensemble"])
+    rows = evaluate_reranking(vectors, classes, ks, names, gallery, gallery_classes, progress=progress)
+    return {"rerank": {"shortlist": DEPTH, **{name: row.to_dict() for name, row in rows.items()}}}
 
 
 def _from_file(path: Path) -> "EnsembleResult":
@@ -194,6 +237,7 @@ def _write(
     title: str,
     run: Path | None = None,
     done: "Assessment | None" = None,
+    reranked: Mapping[str, Any] | None = None,
 ) -> None:
     from bier.evaluate.report import write_report
     from bier.training.run_folder import read_metrics
@@ -207,6 +251,8 @@ def _write(
         gallery_images=done.gallery_images if done else None,
         title=title,
         comparison={"untrained backbone": done.untrained.result} if done and done.untrained else None,
+        kept=done.kept if done else None,
+        reranked=(reranked or {}).get("rerank"),
     )
     say(f"Report: {shlex.quote(str(page))}")
 
@@ -216,9 +262,15 @@ def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
         emit(next(iter(found.values())) if len(found) == 1 else {"runs": dict(found)})
         return
     if len(found) == 1:
-        console.print(single_table(*next(iter(found.items()))))
+        name, row = next(iter(found.items()))
+        console.print(single_table(name, row))
+        if "same" in row:
+            console.print(same_table(row["same"]))
     else:
         console.print(comparison_table(found))
+    for name, row in found.items():
+        if "rerank" in row:
+            console.print(rerank_table(name, row["rerank"]))
 
 
 def _percent(value: float) -> str:
@@ -250,6 +302,58 @@ def single_table(name: str, row: Mapping[str, Any]) -> "Group":
             f"classifier correlation {'-' if clf is None else format(clf, '.4f')}; {row['seconds']:.1f} s"
         ),
         style=lambda number: "bold" if names[number] == "ensemble" else None,
+    )
+
+
+def same_table(same: Mapping[str, Any]) -> "Group":
+    """What searches return above a threshold: the one that the model keeps, and the one found on these images."""
+    from bier.evaluate.verification import found_on
+
+    rows, kept = [], same.get("kept")
+    target = f"{same['target_precision']:g}%"
+    if kept and same["tested"]:
+        rows.append((f"the model's, found on {found_on(kept)}", same["tested"]))
+    if same["found"]:
+        rows.append((f"for {target}, found on these images", same["found"]))
+    cells = [
+        (
+            name,
+            f"{one['threshold']:.4f}",
+            "-" if one["precision"] is None else _percent(one["precision"]),
+            *(_percent(one[key]) for key in ("recall", "answered", "empty")),
+        )
+        for name, one in rows
+    ]
+    tars = ", ".join(f"{value:.2f} at FAR {rate}" for rate, value in same["tar"].items())
+    none = "" if same["found"] else f"; no threshold reaches a precision of {target} on these images"
+    if kept and not same["tested"]:
+        none += f"; the model keeps no threshold, because none reached {kept['precision']:g}% on {found_on(kept)}"
+    return table_of_numbers(
+        ("same from a similarity of", "", "precision", "recall", "answered", "empty without a match"),
+        cells,
+        caption=f"pairs of images: EER {_percent(same['eer'])}; TAR {tars}{none}",
+    )
+
+
+def rerank_table(name: str, rerank: Mapping[str, Any]) -> "Group":
+    """The nearest images as they are, and re-ranked by each method."""
+    rows = {one: row for one, row in rerank.items() if one != "shortlist"}
+    plain = rows["plain"]
+    cells = []
+    for one, row in rows.items():
+        values = (row["recall"]["1"], row["map_at_r"]) if "1" in row["recall"] else (None, row["map_at_r"])
+        before = (plain["recall"].get("1"), plain["map_at_r"])
+        gains = [
+            "-" if value is None or old is None else f"{value - old:+.2f}" if one != "plain" else ""
+            for value, old in zip(values, before, strict=True)
+        ]
+        shown = ["-" if value is None else _percent(value) for value in values]
+        cells.append((one, shown[0], gains[0], shown[1], gains[1], f"{row['milliseconds']:.2f}"))
+    return table_of_numbers(
+        ("", "R@1", "gain", "mAP@R", "gain", "ms per query"),
+        cells,
+        title=name,
+        caption=f"re-ranking of the {rerank['shortlist']} nearest images",
     )
 
 

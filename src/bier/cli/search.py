@@ -2,6 +2,8 @@
 
 import json as json_text
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,6 +16,7 @@ from bier.errors import SearchError
 if TYPE_CHECKING:
     import numpy as np
 
+    from bier.models.model import Model
     from bier.search import Id, Label, Store
 
 
@@ -55,6 +58,24 @@ def search(
         str | None,
         typer.Option("--label", help="The label of the query, to mark right and wrong results in the picture."),
     ] = None,
+    same: Annotated[
+        bool,
+        typer.Option(
+            "--same", help="Only images from the model's threshold on, which are the same with 95% precision."
+        ),
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", metavar="X", help="As --same, from this similarity (a cosine, -1 to 1) on."),
+    ] = None,
+    rerank: Annotated[
+        str | None,
+        typer.Option(
+            "--rerank",
+            metavar="NAME",
+            help="Re-rank the 100 nearest images, or those of --shortlist: alpha-qe, dba or k-reciprocal.",
+        ),
+    ] = None,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE", help="Draw the query and its results to this file, like row.png."),
@@ -63,41 +84,95 @@ def search(
 ) -> None:
     """Find the images nearest to one. A query that is itself in the collection does not find itself.
 
+    With --same the answer may be empty: then the collection has no image of the same kind.
+
     [bold]Examples[/bold]
 
     bier search birds.index heron.jpg -k 5 --picture heron-row.png
 
     bier search runs/birds heron.jpg --where label=Heron --where label=Gull
 
+    bier search birds.index heron.jpg --same --rerank k-reciprocal
+
     bier search milvus:birds.db heron.jpg --shortlist 400 --json
     """
-    from bier.collection import open_collection
+    from bier.collection import model_of, open_collection, threshold_of
     from bier.search.store import checked_count
 
     k = checked_count(k, "-k")
+    if threshold is not None and not -1 <= threshold <= 1:
+        raise SearchError(f"The '--threshold' option must be a cosine from -1 to 1. Got {threshold:g} instead.")
     store = open_collection(collection)
-    asked = _read_query(store, query, model, learners, label)
+    load_model = cache(lambda: model_of(store, model))
+    if same and threshold is None:
+        threshold = threshold_of(load_model(), learners)
+    asked = _read_query(store, query, load_model, learners, label)
     start = time.perf_counter()
-    found = store.search(
-        asked.vector, k + (asked.known_as is not None), shortlist=shortlist, where=_filter(where), learners=learners
-    )
+    pairs = _search(store, asked, k, shortlist, _filter(where), learners, rerank)
     seconds = time.perf_counter() - start
-    pairs = [(one, float(score)) for one, score in zip(found.ids.tolist(), found.scores, strict=True)]
-    results = _described(store, [pair for pair in pairs if pair[0] != asked.known_as][:k])
+    nearest = max((similarity for _, _, similarity in pairs), default=None)
+    results = _described(store, [pair for pair in pairs if threshold is None or pair[2] >= threshold])
     if picture is not None:
         _draw(store, asked, results, picture)
     if json:
-        emit({"query": query, "label": asked.label, "results": results, "seconds": round(seconds, 6)})
+        about = {} if threshold is None else {"threshold": threshold, "nearest": nearest}
+        emit({"query": query, "label": asked.label, "results": results, "seconds": round(seconds, 6), **about})
         return
-    _tabulate(results)
-    say(
-        f"{len(results)} of {len(store):,} images, {1e3 * seconds:.1f} ms"
-        + (f"; drawn in {picture}" if picture else "")
-    )
+    if results or threshold is None:
+        _tabulate(results, threshold is not None)
+    say(_summary(results, len(store), seconds, threshold, nearest) + (f"; drawn in {picture}" if picture else ""))
 
 
-def _read_query(store: "Store", query: str, model: Path | None, learners: int | None, label: str | None) -> _Query:
-    from bier.collection import id_of_file, image_path, model_of
+def _summary(
+    results: list[dict[str, Any]], images: int, seconds: float, threshold: float | None, nearest: float | None
+) -> str:
+    if threshold is None or results:
+        above = "" if threshold is None else f" with a similarity of {threshold:.4f} or more"
+        return f"{len(results)} of {images:,} images{above}, {1e3 * seconds:.1f} ms"
+    best = "it is empty" if nearest is None else f"the nearest has {nearest:.4f}"
+    return f"The collection has no image with a similarity of {threshold:.4f} or more: {best}."
+
+
+def _search(
+    store: "Store",
+    asked: _Query,
+    k: int,
+    shortlist: int | None,
+    where: dict[str, list[Any]] | None,
+    learners: int | None,
+    rerank: str | None,
+) -> list[tuple["Id", float, float]]:
+    """(id, score, similarity) of the k best without the query itself; the similarity is the cosine."""
+    import numpy as np
+
+    from bier.search.rerank import search_reranked
+
+    if rerank is None:
+        found = store.search(
+            asked.vector, k + (asked.known_as is not None), shortlist=shortlist, where=where, learners=learners
+        )
+    else:
+        found = search_reranked(
+            store,
+            asked.vector,
+            k,
+            rerank,
+            shortlist=shortlist,
+            where=where,
+            learners=learners,
+            without=asked.known_as,
+        )
+    # All vectors of a model have one length, also in the part of the first learners.
+    unit = float(np.square(asked.vector[: sum(store.groups[:learners])]).sum()) or 1.0
+    scored = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
+    pairs = [(one, score, float(np.clip(score / unit, -1, 1))) for one, score in scored if np.isfinite(score)]
+    return [pair for pair in pairs if pair[0] != asked.known_as][:k]
+
+
+def _read_query(
+    store: "Store", query: str, load_model: "Callable[[], Model]", learners: int | None, label: str | None
+) -> _Query:
+    from bier.collection import id_of_file, image_path
 
     file = Path(query)
     known_as = id_of_file(store, file) if file.is_file() else _as_id(store, query)
@@ -106,7 +181,7 @@ def _read_query(store: "Store", query: str, model: Path | None, learners: int | 
     known = store.entries([known_as])[0].label if known_as is not None else None
     if known_as is not None:
         return _Query(store.vectors([known_as])[0], image_path(store, known_as), known_as, label or known)
-    vector = model_of(store, model).encode([file], learners=learners)[0]
+    vector = load_model().encode([file], learners=learners)[0]
     return _Query(vector, file, None, label)
 
 
@@ -136,33 +211,35 @@ def _value(text: str) -> Any:
         return text
 
 
-def _described(store: "Store", pairs: list[tuple["Id", float]]) -> list[dict[str, Any]]:
+def _described(store: "Store", pairs: list[tuple["Id", float, float]]) -> list[dict[str, Any]]:
     from bier.collection import image_path
 
-    entries = store.entries([one for one, _ in pairs])
+    entries = store.entries([one for one, _, _ in pairs])
     return [
         {
             "rank": rank,
             "id": entry.id,
             "score": score,
+            "similarity": similarity,
             "label": entry.label,
             "path": str(image_path(store, entry.id)),
             "metadata": entry.metadata,
         }
-        for rank, (entry, (_, score)) in enumerate(zip(entries, pairs, strict=True), 1)
+        for rank, (entry, (_, score, similarity)) in enumerate(zip(entries, pairs, strict=True), 1)
     ]
 
 
-def _tabulate(results: list[dict[str, Any]]) -> None:
+def _tabulate(results: list[dict[str, Any]], with_similarity: bool) -> None:
+    """The score is the dot product; a threshold is about the cosine, which is another number with alpha weights."""
+    numbers = ("score", "similarity") if with_similarity else ("score",)
     table = Table(box=None)
-    for name in ("", "score"):
+    for name in ("", *numbers):
         table.add_column(name, justify="right")
     table.add_column("label")
     table.add_column("path", overflow="fold")
     for one in results:
-        table.add_row(
-            str(one["rank"]), f"{one['score']:.4f}", "" if one["label"] is None else str(one["label"]), one["path"]
-        )
+        label = "" if one["label"] is None else str(one["label"])
+        table.add_row(str(one["rank"]), *(f"{one[name]:.4f}" for name in numbers), label, one["path"])
     console.print(table)
 
 

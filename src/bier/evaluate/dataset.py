@@ -16,9 +16,10 @@ from torch import Tensor
 from bier import distributed, files
 from bier.config import Config, DataConfig
 from bier.data import Dataset
-from bier.data.part import ALL
+from bier.data.part import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
+from bier.evaluate.verification import Others, kept_threshold, model_thresholds
 from bier.images import ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
@@ -28,6 +29,7 @@ from bier.models.model import Model, Untrained, starting_point
 
 BATCH = 128
 QUERY_GALLERY = "query and gallery"
+SAME_IMAGES = 1_000  # queries, and as many others, with which the threshold of a model is found
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
 ImageOf = Callable[[int], NDArray[np.uint8]]
@@ -72,10 +74,13 @@ class Assessment:
     images: ImageOf | None
     gallery_images: ImageOf | None
     broken: list[str]  # images that could not be read, and why
+    kept: dict[str, Any] | None = None  # what the model keeps about "same", see `find_same`
     untrained: StartingPoint | None = None
 
     def to_dict(self) -> dict[str, Any]:
         found = {**self.result.to_dict(), "measured": self.measured.to_dict()}
+        if "same" in found and self.kept is not None:
+            found["same"]["kept"] = self.kept
         if self.untrained is not None:
             plain = self.untrained.result.to_dict()
             found["recall"] |= {"untrained": plain["recall"]["ensemble"]}
@@ -131,6 +136,7 @@ def assess(
     Under torchrun each process embeds its share, and all of them get the result.
     """
     reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before, keep)
+    kept, threshold = model.metadata.get("same"), kept_threshold(model.metadata)
     if part is None and dataset.protocol == "query-gallery":
         queries, gallery = reader.read(dataset, "query"), reader.read(dataset, "gallery")
         result = evaluate_ensemble(
@@ -141,17 +147,65 @@ def assess(
             gallery=gallery.z,
             gallery_labels=gallery.labels,
             weighting=model.weighting,
+            threshold=threshold,
         )
         both = np.concatenate([queries.labels, gallery.labels])
         measured = Measured(dataset.name, QUERY_GALLERY, len(np.unique(both)), len(both))
-        return Assessment(result, measured, queries.image, gallery.image, reader.broken)
+        return Assessment(result, measured, queries.image, gallery.image, reader.broken, kept)
     test = reader.read(dataset, part or "test")
     repeats = REPEATS if part is None and dataset.protocol == "repeated-gallery" else None
     result = evaluate_ensemble(
-        test.z, model.groups, test.labels, dataset.ks, repeats=repeats, weighting=model.weighting
+        test.z,
+        model.groups,
+        test.labels,
+        dataset.ks,
+        repeats=repeats,
+        weighting=model.weighting,
+        threshold=threshold,
     )
     measured = Measured(dataset.name, part or "test", len(np.unique(test.labels)), len(test.labels))
-    return Assessment(result, measured, test.image, None, reader.broken)
+    return Assessment(result, measured, test.image, None, reader.broken, kept)
+
+
+def find_same(
+    model: Model, dataset: Dataset, *, skip_broken: bool = False, workers: int | None = None
+) -> dict[str, Any] | None:
+    """The similarity from which two images count as the same, as `model_thresholds` describes it, to keep in a model.
+
+    Queries are validation images (training images, where there is no validation part): whole classes, up to 1,000
+    images. They are searched among each other and up to 1,000 others of both parts, drawn at random and counted for as
+    many as there are. None for a classifier, and where no two images share a class.
+    """
+    if dataset.protocol == "accuracy":
+        return None
+    name = "validation" if "validation" in dataset.parts else "train"
+    generator = np.random.default_rng(0)
+    chosen = _whole_classes(dataset[name].labels, generator)
+    rest = [dataset[name].select(~chosen), *([dataset["train"]] if name == "validation" else [])]
+    weight = max(1, -(-sum(map(len, rest)) // SAME_IMAGES))
+    drawn = [one.select(np.sort(generator.permutation(len(one))[: len(one) // weight])) for one in rest]
+
+    def embedded(part: Part) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
+        names = np.array(part.classes)[part.labels]
+        if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
+            return model.embed_raw(part.images), names
+        source = ImageDataset(part.images, model.backbone.resize, part.boxes, None, skip_broken, workers)
+        return model.embed_raw(source), names[source.kept]
+
+    found = [embedded(one) for one in drawn if len(one)]
+    others = None
+    if found:
+        others = Others(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
+    queries, labels = embedded(dataset[name].select(chosen))
+    return model_thresholds(queries, labels, others, model.groups, model.weighting, part=name)
+
+
+def _whole_classes(labels: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.bool_]:
+    """The images of random classes, at least two, as many as fit into `SAME_IMAGES`."""
+    classes, sizes = np.unique(labels, return_counts=True)
+    order = generator.permutation(len(classes))
+    fitting = max(2, int(np.searchsorted(np.cumsum(sizes[order]), SAME_IMAGES, side="right")))
+    return np.isin(labels, classes[order[:fitting]])
 
 
 def assess_untrained(

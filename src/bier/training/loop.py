@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bier import distributed
 from bier.config import Config, TrainConfig
 from bier.errors import ConfigError, DataError, TrainingError
+from bier.evaluate.dataset import find_same
 from bier.method import equations
 from bier.models.model import is_pretrained
 from bier.training import run_folder
@@ -169,6 +170,7 @@ def train(
             if best.is_dir():
                 setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
             model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
+            model.metadata["same"] = find_same(model, setup.dataset, skip_broken=config.data.skip_broken)
             run_folder.save_model(run, model, setup.objective.metric)
         return state.run(run, interrupted, setup.validation)
 

@@ -79,6 +79,10 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         int | None,
         QueryParameter(ge=1, le=limits.shortlist, description="Funnel search: the first learner selects this many."),
     ]
+    second_look = Annotated[
+        Literal["alpha-qe", "dba", "k-reciprocal"] | None,
+        QueryParameter(description="Re-rank the nearest images (100, or the shortlist) by this method."),
+    ]
     wanted = Annotated[
         Literal["all", "ensemble"], QueryParameter(description="'all': the ensemble and each learner alone.")
     ]
@@ -111,10 +115,11 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         learners: first = None,
         shortlist: funnel = None,
         rows: wanted = "all",
+        rerank: second_look = None,
     ) -> schema.Answer:
         """The images nearest to one of the collection, or to an earlier upload by its id."""
         query = await service.find(id)
-        return await _searched(service, query, 0.0, k, learners, shortlist, rows == "all")
+        return await _searched(service, query, 0.0, k, learners, shortlist, rows == "all", rerank)
 
     @app.post("/api/search")
     async def search_by_image(
@@ -123,18 +128,27 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         learners: first = None,
         shortlist: funnel = None,
         rows: wanted = "all",
+        rerank: second_look = None,
     ) -> schema.Answer:
         """The images nearest to an uploaded picture; its id can be searched for again for a while."""
         started = time.perf_counter()
         query = await service.encode(image)
-        return await _searched(service, query, time.perf_counter() - started, k, learners, shortlist, rows == "all")
+        encoding = time.perf_counter() - started
+        return await _searched(service, query, encoding, k, learners, shortlist, rows == "all", rerank)
 
 
 async def _searched(
-    service: Service, query: Query, encoding: float, k: int, learners: int | None, shortlist: int | None, each: bool
+    service: Service,
+    query: Query,
+    encoding: float,
+    k: int,
+    learners: int | None,
+    shortlist: int | None,
+    each: bool,
+    rerank: str | None,
 ) -> schema.Answer:
     started = time.perf_counter()
-    rows = await service.search(query, k, learners, shortlist, each)
+    rows = await service.search(query, k, learners, shortlist, each, rerank)
     seconds = {"encode": encoding, "search": time.perf_counter() - started}
     return schema.Answer(
         query=_image(query.name, query.label),
@@ -154,13 +168,14 @@ def _row(row: ResultRow, query: Query) -> schema.Row:
             label=None if hit.label is None else str(hit.label),
             score=hit.score,
             similarity=hit.similarity,
+            same=hit.same,
             right=None if hit.label is None or query.label is None else str(hit.label) == str(query.label),
         )
         for hit in row.hits
     ]
     learners = [row.learners] if row.alone else list(range(1, row.learners + 1))
     name = f"learner-{row.learners}" if row.alone else "ensemble"
-    return schema.Row(name=name, learners=learners, dimension=row.dimension, results=hits)
+    return schema.Row(name=name, learners=learners, dimension=row.dimension, threshold=row.threshold, results=hits)
 
 
 def _status(service: Service, limits: Limits, report: bool, version: str) -> schema.Status:

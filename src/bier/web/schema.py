@@ -62,6 +62,7 @@ class Browsed(BaseModel):
 class Hit(ImageRef):
     score: float = Field(description="The dot product of the two vectors.")
     similarity: float = Field(description="The cosine: 1 for the same picture.")
+    same: bool | None = Field(description="Whether it lies above the row's threshold; null without one.")
     right: bool | None = Field(description="Whether the label is the query's; null if either is unknown.")
 
 
@@ -69,7 +70,10 @@ class Row(BaseModel):
     name: str = Field(description="'ensemble', or 'learner-1' and so on.")
     learners: list[int] = Field(description="The learners that are compared, numbered from 1.")
     dimension: int
-    results: list[Hit]
+    threshold: float | None = Field(
+        description="The similarity from which the model counts images as the same; null if it keeps none."
+    )
+    results: list[Hit] = Field(description="Images above the threshold come before the others.")
 
 
 class Answer(BaseModel):

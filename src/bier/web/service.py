@@ -19,8 +19,10 @@ from PIL import Image
 
 from bier.collection import Collection
 from bier.errors import DataError
+from bier.evaluate.verification import kept_threshold
 from bier.images import open_image
 from bier.search import Id, Index, Label
+from bier.search.rerank import MOST, search_reranked
 from bier.web.guard import ApiError, Limits, refused_picture, too_large
 
 SIZES = (256, 640)  # longest side in pixels: of a tile, and of the query
@@ -90,15 +92,20 @@ class Hit(NamedTuple):
     label: Label
     score: float  # the dot product, as `Index.search` returns it
     similarity: float  # the cosine: 1 for the same picture
+    same: bool | None  # whether it lies above the row's threshold; None without one
 
 
 class ResultRow(NamedTuple):
-    """The results of the first `learners` together, or of learner `learners` alone."""
+    """The results of the first `learners` together, or of learner `learners` alone.
+
+    threshold: the similarity from which the model counts images as the same. Those above it come first.
+    """
 
     alone: bool
     learners: int
     dimension: int
     hits: list[Hit]
+    threshold: float | None
 
 
 class Service:
@@ -167,16 +174,21 @@ class Service:
             raise refused_picture(error) from error
 
     async def search(
-        self, query: Query, k: int, learners: int | None, shortlist: int | None, each: bool
+        self, query: Query, k: int, learners: int | None, shortlist: int | None, each: bool, rerank: str | None = None
     ) -> list[ResultRow]:
-        """The results of the first `learners` together and, with `each`, those of every learner alone."""
+        """The results of the first `learners` together and, with `each`, those of every learner alone.
+
+        rerank: re-rank each row's nearest images by this method.
+        """
         count = len(self.groups)
         chosen = count if learners is None else learners
         if chosen > count:
             raise ApiError(422, "invalid", f"The 'learners' parameter must lie between 1 and {count}. Got {chosen}.")
         if shortlist is not None and shortlist < k:
             raise ApiError(422, "invalid", f"The 'shortlist' parameter must be at least k, {k}. Got {shortlist}.")
-        return await _threaded(self._searching, self._search, query, k, chosen, shortlist, each)
+        if rerank is not None and shortlist is not None and shortlist > MOST:
+            raise ApiError(422, "invalid", f"With 'rerank', 'shortlist' must be at most {MOST}. Got {shortlist}.")
+        return await _threaded(self._searching, self._search, query, k, chosen, shortlist, each, rerank)
 
     async def thumbnail(self, name: str, size: int) -> Thumbnail:
         """The small picture of an id or an upload."""
@@ -219,31 +231,46 @@ class Service:
         one = self.ids[self._row_of[name]]
         return self._thumbnails.get(name, size, lambda: thumbnail(self.collection.picture(one), size))
 
-    def _search(self, query: Query, k: int, learners: int, shortlist: int | None, each: bool) -> list[ResultRow]:
+    def _search(
+        self, query: Query, k: int, learners: int, shortlist: int | None, each: bool, rerank: str | None
+    ) -> list[ResultRow]:
         whole = learners == len(self.groups)
         asked: list[tuple[bool, int]] = [(False, learners)]
         asked += [(True, number) for number in range(1, len(self.groups) + 1)] if each else []
         waiting = [
-            self._threads.submit(self._row, query, k, alone, number, shortlist if whole and not alone else None)
+            self._threads.submit(self._row, query, k, alone, number, shortlist if whole and not alone else None, rerank)
             for alone, number in asked
         ]
         return [one.result() for one in waiting]
 
-    def _row(self, query: Query, k: int, alone: bool, learners: int, shortlist: int | None) -> ResultRow:
+    def _row(
+        self, query: Query, k: int, alone: bool, learners: int, shortlist: int | None, rerank: str | None
+    ) -> ResultRow:
         ends = np.cumsum((0, *self.groups))
         span = slice(int(ends[learners - 1]) if alone else 0, int(ends[learners]))
         chosen = [learners] if alone else None if learners == len(self.groups) else learners
         own = query.id is not None
-        shortlist = None if shortlist is None else max(shortlist, k + own)
-        found = self.store.search(query.vector, k + own, shortlist=shortlist, learners=chosen)
+        if rerank is None:
+            wide = None if shortlist is None else max(shortlist, k + own)
+            found = self.store.search(query.vector, k + own, shortlist=wide, learners=chosen)
+        else:
+            found = search_reranked(
+                self.store, query.vector, k, rerank, shortlist=shortlist, learners=chosen, without=query.id
+            )
         # All vectors of a model have the same length in the same learners' part.
         unit = float(np.square(query.vector[span]).sum()) or 1.0
+        threshold = kept_threshold(self.collection.model.metadata, learners, alone)
         hits = [
-            Hit(one, self.labels[self._row_of[str(one)]], float(score), float(np.clip(score / unit, -1, 1)))
+            self._hit(one, float(score), float(np.clip(score / unit, -1, 1)), threshold)
             for one, score in zip(found.ids.tolist(), found.scores, strict=True)
             if one != query.id and np.isfinite(score) and str(one) in self._row_of
         ]
-        return ResultRow(alone, learners, span.stop - span.start, hits[:k])
+        hits.sort(key=lambda hit: hit.same is False)  # re-ranking may put an image below the threshold first
+        return ResultRow(alone, learners, span.stop - span.start, hits[:k], threshold)
+
+    def _hit(self, one: Id, score: float, similarity: float, threshold: float | None) -> Hit:
+        same = None if threshold is None else similarity >= threshold
+        return Hit(one, self.labels[self._row_of[str(one)]], score, similarity, same)
 
 
 async def _threaded(limiter: CapacityLimiter, work: Callable[..., T], *arguments: Any) -> T:

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from bier.evaluate.correlation import Distribution
+from bier.evaluate.verification import Verification
 
 # Okabe and Ito's palette, which colour-blind people can tell apart
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -67,6 +68,34 @@ def recall_curve(
     ax.set_ylabel("Recall@K (%)")
     ax.legend(frameon=False, fontsize=9, loc="lower right")
     return figure
+
+
+def roc_curve(same: Verification, others: Mapping[str, Verification] | None = None) -> Figure:
+    """True over false accept rate, with the thresholds that were found or tested, and other runs to compare with."""
+    figure, (ax,) = new_figure(6.4, 4.0)
+    lowest = 10.0 ** np.floor(np.log10(max(100 / same.different, 1e-4)))
+    for m, (name, other) in enumerate((others or {}).items()):
+        line = ("--", ":", "-.")[m % 3]
+        ax.plot(*_visible(other, lowest), line, color=GREY, linewidth=1.8, label=name)
+    ax.plot(*_visible(same, lowest), color=INK, linewidth=2.2, label=f"equal error rate {same.eer:.1f} %")
+    points = (("the model's threshold", same.tested, "o", VERMILLION), ("found on these images", same.found, "s", BLUE))
+    for label, one, mark, colour in points:
+        if one is not None:
+            ax.plot([max(one.far, lowest)], [one.recall], mark, color=colour, markersize=7, label=label)
+    ax.set_xscale("log")
+    ax.set_xlim(lowest, 100)
+    ax.set_ylim(0, 100)
+    ax.set_xlabel("false accept rate (%)")
+    ax.set_ylabel("true accept rate (%)")
+    ax.legend(frameon=False, fontsize=9, loc="upper left")
+    return figure
+
+
+def _visible(same: Verification, lowest: float) -> NDArray[np.float64]:
+    """The points of a ROC in percent; those without a false accept are drawn at the left edge."""
+    points = 100 * same.roc
+    points[0] = np.maximum(points[0], lowest)
+    return points
 
 
 def feature_heat_map(correlation: NDArray[np.float64], groups: Sequence[int]) -> Figure:

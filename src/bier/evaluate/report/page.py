@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure as Chart
@@ -17,11 +17,13 @@ from bier.evaluate.report.figures import (
     feature_heat_map,
     learner_heat_map,
     recall_curve,
+    roc_curve,
     save,
     similarity_histograms,
     training_curves,
 )
 from bier.evaluate.report.pictures import ImageOf, Picture, choose_pictures, draw_picture
+from bier.evaluate.verification import found_on
 from bier.files import folder_aside
 
 PAGE = "index.html"
@@ -69,13 +71,16 @@ def write_report(
     gallery_images: ImageOf | None = None,
     title: str = "Evaluation",
     comparison: Mapping[str, EnsembleResult] | None = None,
+    kept: Mapping[str, Any] | None = None,
+    reranked: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `folder`/index.html and its PNG files, and return the path of the page.
 
     `measured` says what was measured: data set, part, images, classes. `metrics` are the rows of `metrics.jsonl`.
     `images` gives a query's picture by its row (`gallery_images` those of the gallery, by default the same).
-    `comparison` names other results to set beside this one. What is not given is left out. The folder is written aside
-    and renamed, so that it is complete or absent; an earlier report there is replaced, anything else is not.
+    `comparison` names other results to set beside this one. `kept` is what the model keeps about its threshold,
+    `reranked` what `bier evaluate --json` says about re-ranking. What is not given is left out. The folder is written
+    aside and renamed, so that it is complete or absent; an earlier report there is replaced, anything else is not.
     """
     folder = Path(folder)
     _check_replaceable(folder)
@@ -94,6 +99,8 @@ def write_report(
             figures=_figures(aside, result, others),
             pictures=_pictures(aside, result, images, gallery_images),
             training=_training(aside, metrics),
+            same_rows=_same_rows(result, kept),
+            reranked=reranked,
         )
         (aside / PAGE).write_text(html, encoding="utf-8")
     return folder / PAGE
@@ -153,6 +160,29 @@ def _recall_rows(result: EnsembleResult, comparison: Mapping[str, EnsembleResult
     return rows
 
 
+def _same_rows(result: EnsembleResult, kept: Mapping[str, Any] | None) -> list[Row]:
+    """Thresholds and what searches return above them; a row's cells are those of the table in page.html."""
+    if result.same is None:
+        return []
+    known = []
+    if kept and result.same.tested:
+        known.append((f"Kept in the model, found on {found_on(kept)}", result.same.tested, "main"))
+    if result.same.found:
+        known.append((f"For {result.same.precision:g} % precision, found on these images", result.same.found, ""))
+    return [
+        Row(
+            name,
+            (
+                f"{one.threshold:.4f}",
+                MISSING if one.precision is None else f"{one.precision:.1f} %",
+                *(f"{value:.1f} %" for value in (one.recall, one.answered, one.empty)),
+            ),
+            kind=kind,
+        )
+        for name, one, kind in known
+    ]
+
+
 def _recalls(result: EnsembleResult, name: str, ks: list[int]) -> tuple[str, ...]:
     recall = result.recall[name]
     if result.spread is None:
@@ -205,6 +235,18 @@ def _figures(aside: Path, result: EnsembleResult, comparison: Mapping[str, Ensem
             ),
         ),
     }
+    if result.same is not None:
+        figures["roc"] = _save(
+            aside,
+            roc_curve(result.same, {name: one.same for name, one in comparison.items() if one.same is not None}),
+            Figure(
+                "roc.png",
+                f"ROC of pairs of images, equal error rate {result.same.eer:.1f} percent.",
+                "Of the pairs of one class, the share that lies above a threshold, over the share of the pairs of two "
+                "classes that does: the higher and the further left, the better. Points: the thresholds of the table.",
+                width=44,
+            ),
+        )
     if several:
         figures["learners"] = _save(
             aside,

@@ -1,4 +1,4 @@
-// The page. Its state, the query and the number of learners, is in the address.
+// The page. Its state, the query, the number of learners and the re-ranking, is in the address.
 
 import * as api from "./api.js";
 import * as cut from "./cut.js";
@@ -31,6 +31,21 @@ function failed(error, retry = null) {
 }
 
 const learnersNow = () => Math.min(Math.max(place.read().learners ?? cut.chosen(), 1), status.groups.length);
+
+const NO_RERANKING = "none";
+
+function rerankNow() {
+  const wanted = place.read().rerank;
+  const select = byId("rerank");
+  if ([...select.options].some((option) => option.value === wanted)) select.value = wanted;
+  return select.value;
+}
+
+// What a search asks for besides the query.
+function options(learners, more = {}) {
+  const rerank = rerankNow();
+  return { k: RESULTS, learners, ...more, ...(rerank === NO_RERANKING ? {} : { rerank }) };
+}
 
 function showQuery(thing, source = api.picture(thing.id, 640)) {
   shown = thing;
@@ -85,14 +100,14 @@ async function follow() {
   const { id } = place.read();
   const learners = learnersNow();
   cut.describe(status, learners);
-  place.replace(id, learners);
+  place.replace(id, learners, rerankNow());
   if (!id || status.images === 0) {
     running?.abort();
     rows.waiting(false);
     showNothing();
     return;
   }
-  const asked = (signal) => api.search(id, { k: RESULTS, learners, rows: "all" }, signal);
+  const asked = (signal) => api.search(id, options(learners, { rows: "all" }), signal);
   const answer = await during(asked, follow);
   if (!answer) {
     if (!shown) showNothing();
@@ -105,7 +120,10 @@ function showAnswer(answer, learners) {
   const held = document.activeElement?.closest?.("#results") !== null;
   showQuery(answer.query);
   rows.show(answer, status, learners);
-  byId("told").textContent = `${answer.rows[0].results.length} nearest images to ${answer.query.label ?? "your picture"}`;
+  const [first] = answer.rows;
+  byId("key-line").hidden = first.threshold === null;
+  const same = first.threshold === null ? "" : `, ${first.results.filter((one) => one.same).length} of them the same`;
+  byId("told").textContent = `${first.results.length} nearest images to ${answer.query.label ?? "your picture"}${same}`;
   document.title = `${answer.query.label ?? "Your picture"} · bier`;
   if (held) byId("results").focus({ preventScroll: true });
   if (byId("query").getBoundingClientRect().top < 0) scrollTo({ top: 0, behavior: "smooth" });
@@ -119,9 +137,9 @@ async function take(file) {
   const before = shown;
   showQuery({ id: "upload:", label: null }, preview);
   const learners = learnersNow();
-  const answer = await during((signal) => api.upload(file, { k: RESULTS, learners }, signal), () => take(file));
+  const answer = await during((signal) => api.upload(file, options(learners), signal), () => take(file));
   if (answer) {
-    history.pushState(null, "", place.address(answer.query.id, learners));
+    history.pushState(null, "", place.address(answer.query.id, learners, rerankNow()));
     showAnswer(answer, learners);
   } else if (before) {
     showQuery(before);
@@ -133,14 +151,20 @@ async function take(file) {
 
 function cutTo(learners) {
   const { id } = place.read();
-  place.replace(id, learners);
+  place.replace(id, learners, rerankNow());
   if (!id || !shown) return;
   clearTimeout(timer);
   timer = setTimeout(async () => {
-    const asked = (signal) => api.search(id, { k: RESULTS, learners, rows: "ensemble" }, signal);
+    const asked = (signal) => api.search(id, options(learners, { rows: "ensemble" }), signal);
     const answer = await during(asked, () => cutTo(learners));
     if (answer) rows.showEnsemble(answer, status, learners);
   }, 60);
+}
+
+function rerankBy(name) {
+  const { id } = place.read();
+  place.replace(id, learnersNow(), name);
+  follow();
 }
 
 async function showRandom() {
@@ -177,6 +201,9 @@ async function start() {
   upload.prepare(take);
   moveWithArrows(byId("results"));
   byId("random").addEventListener("click", showRandom);
+  byId("order").hidden = status.images === 0;
+  byId("order").addEventListener("submit", (event) => event.preventDefault());
+  byId("rerank").addEventListener("change", (event) => rerankBy(event.target.value));
   addEventListener("hashchange", follow);
   await Promise.all([follow(), status.images ? refresh() : null]);
 }

@@ -1,19 +1,20 @@
-// The query and the number of learners in the address, so that Back works. A link to a picture holds the picture only;
-// the number of learners stays as it is.
+// The query, the number of learners and the re-ranking in the address, so that Back works. A link to a picture holds the
+// picture only; the others stay as they are.
 
 export function read() {
   const values = new URLSearchParams(location.hash.slice(1));
   const learners = Number.parseInt(values.get("learners") ?? "", 10);
-  return { id: values.get("id"), learners: Number.isInteger(learners) ? learners : null };
+  return { id: values.get("id"), learners: Number.isInteger(learners) ? learners : null, rerank: values.get("rerank") };
 }
 
-export function address(id, learners) {
+export function address(id, learners, rerank) {
   const values = new URLSearchParams();
   if (id) values.set("id", id);
   if (learners) values.set("learners", learners);
+  if (rerank) values.set("rerank", rerank);
   return `#${values}`;
 }
 
-export function replace(id, learners) {
-  history.replaceState(null, "", address(id, learners));
+export function replace(id, learners, rerank) {
+  history.replaceState(null, "", address(id, learners, rerank));
 }

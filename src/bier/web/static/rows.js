@@ -39,10 +39,13 @@ function section(row, status, learners) {
   if (known.recall) facts.push(`Recall@1 ${known.recall["1"].toFixed(1)} %`);
   const judged = row.results.filter((one) => one.right !== null);
   if (judged.length) facts.push(`${judged.filter((one) => one.right).length} of ${judged.length} correct`);
+  if (row.threshold !== null) facts.push(sameFact(row));
   if (!together && number > learners) facts.push("not used");
   const heading = element("h2", {}, title, element("small", { textContent: facts.join(" · ") }));
   const list = element("ul", { className: "strip" });
   list.append(...row.results.map((one, place) => tile(one, place + 1)));
+  const similar = row.results.findIndex((one) => one.same === false);
+  if (similar >= 0) list.children[similar].classList.add("similar-from-here");
   const made = element("section", { className: `row ${together ? "ensemble" : "alone"}`, ariaLabel: title }, heading, list);
   if (!together) {
     made.dataset.learner = number;
@@ -50,6 +53,12 @@ function section(row, status, learners) {
   }
   if (!row.results.length) made.append(element("p", { className: "soft", textContent: "There are no other images." }));
   return made;
+}
+
+// Images from the threshold of the model on count as the same; a line separates them from those that are only similar.
+function sameFact(row) {
+  const same = row.results.filter((one) => one.same).length;
+  return `${same || "none"} the same (similarity from ${row.threshold.toFixed(2)})`;
 }
 
 function ensembleTitle(row, status) {

@@ -11,6 +11,8 @@ export function element(name, properties = {}, ...children) {
 
 const spoken = { true: "same label", false: "different label", null: "" };
 
+const sameOrSimilar = { true: "the same", false: "similar", null: "" };
+
 export function tile(thing, rank = 0) {
   const name = thing.label ?? thing.id.split("/").pop();
   const image = element("img", { alt: "", loading: "lazy", decoding: "async", src: picture(thing.id) });
@@ -20,7 +22,7 @@ export function tile(thing, rank = 0) {
   const words = [rank ? `Rank ${rank}` : "", name];
   if (thing.similarity !== undefined) {
     const score = thing.similarity.toFixed(3);
-    words.push(`similarity ${score}`, spoken[thing.right]);
+    words.push(`similarity ${score}`, spoken[thing.right], sameOrSimilar[thing.same ?? null]);
     frame.append(element("span", { className: "score", textContent: score }));
     link.title = `${name}: similarity ${score}`;
   } else {
