@@ -19,6 +19,7 @@ from bier import distributed
 from bier.config import Config
 from bier.data import Dataset
 from bier.errors import ConfigError
+from bier.evaluate.dataset import SAME_IMAGES
 from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import autocast, reuse_memory
@@ -186,6 +187,7 @@ def _plan(
     parts = {
         "start": STARTING + work.start * later + (SOLVING if work.solved else 0.0),
         "maps": maps,
+        "threshold": min(2 * SAME_IMAGES, work.train + work.validation) * whole,  # what `find_same` embeds at the end
         "evaluation": evaluation if evaluated else 0.0,
     }
     left = MARGIN * seconds - sum(parts.values())
