@@ -217,15 +217,17 @@ def _title(table: Table, figure_of: Figure) -> str:
 
 def _bars(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
     """R@1 of each row as a bar, and the paper's as a mark on it."""
-    figure, (ax,) = new_figure(7.2, 0.8 + 0.42 * len(lines))
+    figure, (ax,) = new_figure(7.2, 1.2 + 0.42 * len(lines))
     places = range(len(lines))
     means = [line.ours["recall"].mean for line in lines]
-    spread = [line.ours["recall"].deviation or 0.0 for line in lines]
-    ax.barh(places, means, xerr=spread, color=LEARNERS[0], height=0.62, capsize=3, label="ours")
+    ax.barh(places, means, color=LEARNERS[0], height=0.62, label="ours")
+    for place, line in zip(places, lines, strict=True):
+        if line.ours["recall"].deviation is not None:
+            ax.errorbar(line.ours["recall"].mean, place, xerr=line.ours["recall"].deviation, color="black", capsize=3)
     known = [(place, line.paper["recall"]) for place, line in zip(places, lines, strict=True) if "recall" in line.paper]
     if known:
         ax.plot([r for _, r in known], [p for p, _ in known], "D", color=LEARNERS[1], label="paper", markersize=7)
-        ax.legend(frameon=False, fontsize=8, loc="lower right")
+        ax.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for place, mean in zip(places, means, strict=True):
         ax.text(1, place, f"{mean:.1f}", va="center", color="white", fontsize=8)
     ax.set_yticks(list(places), [line.label for line in lines], fontsize=8)
