@@ -1,6 +1,7 @@
 """Faults are found from vectors, labels and files; the vectors here are drawn, so that the right answer is known."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,7 +133,10 @@ def test_blocks_do_not_change_the_outcome(part: Part, monkeypatch: pytest.Monkey
     wrong = Part(part.images, labels, part.classes)
     expected = audited(wrong, vectors).findings
     monkeypatch.setattr(audit_module, "_ROWS", 7)
-    assert audited(wrong, vectors).findings == expected
+    found = audited(wrong, vectors).findings
+    # A product in blocks of another size rounds differently.
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-5)
+    assert [replace(one, score=0.0) for one in found] == [replace(one, score=0.0) for one in expected]
     assert len(expected) >= 2
 
 
