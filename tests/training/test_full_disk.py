@@ -34,8 +34,12 @@ def limited(largest: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
 
 
+# `bier` without lines of progress, which a slow machine would show before the one line that is looked for.
+QUIET = "import bier.cli.terminal as t; t.SECONDS_BETWEEN_LINES = 3600; from bier.cli import main; main()"
+
+
 def resume(run: Path, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bier", "train", "--resume", str(run)]
+    command = [sys.executable, "-c", QUIET, "train", "--resume", str(run)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=before, check=False)
 
@@ -64,9 +68,8 @@ def run(features_file: Path, tmp_path: Path) -> Path:
 def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
-    *progress, line = done.stderr.splitlines()
+    (line,) = done.stderr.splitlines()
     assert said in line
-    assert all(one.startswith(("working", "training", "reading")) for one in progress)  # on a slow machine
 
 
 def assert_intact(run: Path, step: int) -> None:

@@ -144,20 +144,21 @@ class Results:
         seeds = sorted({int(one["seed"]) for one in self._lines(row.data)})
         return [found for seed in seeds if (found := self._find(row.data, identity, seed)) is not None]
 
-    def searched(self, job: Job) -> list[Result]:
-        """What the searches of a job found, if all of them are done."""
-        found = [self.of(search) for search in job.searches]
-        return [one for one in found if one is not None] if all(one is not None for one in found) else []
+    def _best_search(self, job: Job) -> Result | None:
+        """The best of the searches of a job, the first of equals, if all of them are done."""
+        found = [one for search in job.searches if (one := self.of(search)) is not None]
+        done = bool(found) and len(found) == len(job.searches)
+        return max(found, key=lambda one: one["validation"]) if done else None
 
     def chosen(self, job: Job) -> Choice | None:
         """The settings that did best on validation classes at any step; the first of equals."""
-        found = self.searched(job)
-        return max(found, key=lambda one: one["validation"])["choice"] if found else None
+        best = self._best_search(job)
+        return best["choice"] if best else None
 
     def best_step(self, job: Job) -> int | None:
         """The step at which the best run of the search was best."""
-        found = self.searched(job)
-        return int(max(found, key=lambda one: one["validation"])["best_step"]) if found else None
+        best = self._best_search(job)
+        return int(best["best_step"]) if best else None
 
     def add(self, result: Result) -> None:
         """Write the line of a run, in place of an earlier one of the same run. Several processes may do so at once."""
