@@ -332,7 +332,7 @@ class _Runner:
         # A classifier is kept at its best step on the validation images anyway.
         best_step = self.results.best_step(job) if kind_of(job.row) == "retrieval" else None
         snapshots = [best_step] if best_step is not None and best_step < config.train.steps else []
-        done = train(config, folder, resume=resumed, observer=observer, metric=metric, snapshots=snapshots)
+        done = train(config, folder, resume=resumed, observer=observer, metric=metric, snapshots=snapshots, same=False)
         if done.interrupted:
             return None
         if job.is_search:

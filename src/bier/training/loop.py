@@ -112,6 +112,7 @@ def train(
     observer: Observer | None = None,
     metric: MetricBuilder | None = None,
     snapshots: Collection[int] = (),
+    same: bool = True,
 ) -> Run:
     """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
 
@@ -120,6 +121,7 @@ def train(
     metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
     module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
     snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
+    same: find the similarity from which two images are called the same and keep it with the model.
     """
     run = Path(out) if out is not None else run_folder.default_folder(config)
     observer = observer or Silent()
@@ -170,7 +172,8 @@ def train(
             if best.is_dir():
                 setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
             model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
-            model.metadata["same"] = find_same(model, setup.dataset, skip_broken=config.data.skip_broken)
+            if same:
+                model.metadata["same"] = find_same(model, setup.dataset, skip_broken=config.data.skip_broken)
             run_folder.save_model(run, model, setup.objective.metric)
         return state.run(run, interrupted, setup.validation)
 
