@@ -168,14 +168,19 @@ def train(
                     _save(run, config, setup, optimizer, state, metrics)
 
         if not interrupted and distributed.rank() == 0:
-            best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
-            if best.is_dir():
-                setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
-            model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
-            if same:
-                model.metadata["same"] = find_same(model, setup.dataset, skip_broken=config.data.skip_broken)
-            run_folder.save_model(run, model, setup.objective.metric)
+            _save_best(run, setup, state, same)
         return state.run(run, interrupted, setup.validation)
+
+
+def _save_best(run: Path, setup: TrainingSetup, state: TrainerState, same: bool) -> None:
+    """The model of the best step, or of the last one where nothing was validated."""
+    best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
+    if best.is_dir():
+        setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
+    model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
+    if same:
+        model.metadata["same"] = find_same(model, setup.dataset, skip_broken=setup.config.data.skip_broken)
+    run_folder.save_model(run, model, setup.objective.metric)
 
 
 def _measure_untrained(
