@@ -1,0 +1,76 @@
+"""Does validation keep a good model? `python benchmarks/validation.py --data folder --root photos`.
+
+Trains one run, keeps its model at every validation, measures each of them on the test classes, and compares the one
+that `bier train` keeps with the best of them. `--set NAME=VALUE` changes settings, as in `bier train`; results of a run
+that was interrupted are completed. Goal: the kept model is at most 0.5 points of R@1 below the best checkpoint.
+"""
+
+import argparse
+import json
+import os
+import platform
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import bier
+from bier.config import Config, parse_settings
+from bier.data import load_for
+from bier.evaluate.dataset import assess, assess_untrained
+from bier.training import resolve, train
+from bier.training.run_folder import CONFIG, model_folder, read_metrics
+
+MOST_BELOW = 0.5
+
+
+def measured(run: Path, steps: list[int], cache: Path | None) -> dict[int, tuple[float, float]]:
+    """R@1 and MAP@R on the test classes at each step; 0 is the untrained backbone."""
+    config = Config.from_toml(run / CONFIG)
+    dataset, file = load_for(config.data), run / "test.json"
+    known = {int(step): tuple(row) for step, row in json.loads(file.read_text()).items()} if file.is_file() else {}
+    for step in (step for step in steps if step not in known):
+        if step:
+            result = assess(bier.load(model_folder(run, step)), dataset, cache=cache).result
+        else:
+            found = assess_untrained(run, dataset, cache=cache)
+            assert found is not None
+            result = found.result
+        known[step] = (result.recall["ensemble"][1], result.map_at_r)
+        file.write_text(json.dumps(known))
+    return known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="folder")
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--method", default="a-bier")
+    parser.add_argument("--out", type=Path, required=True, help="the run folder")
+    parser.add_argument("--cache", type=Path, help="where decoded pixels and maps are kept")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args()
+
+    settings = parse_settings(options.set) | {"data.root": str(options.root), "data.cache": str(options.cache or "")}
+    config = resolve(options.method, options.data, settings)
+    every = config.train.validate_every
+    steps = [*range(every, config.train.steps, every), config.train.steps]
+    done = train(config, options.out, resume=(options.out / CONFIG).is_file(), snapshots=steps)
+    validation = {row["step"]: row for row in read_metrics(options.out) if "validation" in row}
+    test = measured(options.out, [0, *steps], options.cache)
+
+    print(f"{options.data}, {config.model.backbone}, {options.method}, seed {config.seed}, {config.train.steps} steps")
+    print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {date.today()}")
+    print(f"{'step':>6s}{'validation R@1':>16s}{'MAP@R':>8s}{'test R@1':>10s}{'MAP@R':>8s}")
+    for step in [0, *steps]:
+        row, (recall, precision) = validation.get(step, {}), test[step]
+        seen = [row.get("validation", float("nan")), row.get("validation_map", float("nan"))]
+        mark = "  kept" if step == done.best_step else ""
+        print(f"{step:6d}{seen[0]:16.2f}{seen[1]:8.2f}{recall:10.2f}{precision:8.2f}{mark}")
+    kept, best = test[done.best_step or config.train.steps][0], max(row[0] for row in test.values())
+    print(f"kept {kept:.2f}, best {best:.2f}, last {test[steps[-1]][0]:.2f}: {best - kept:.2f} below the best", end=" ")
+    print(f"(goal: at most {MOST_BELOW})")
+
+
+if __name__ == "__main__":
+    main()
