@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper browser clean
+.PHONY: help setup demo test soak check bench paper browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ demo: $(USER_READY)  ## train a baseline and A-BIER on drawn characters, compare
 
 test: check browser  ## run `make check`, then the test suite with its coverage
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
+
+soak: $(DEV_READY)  ## run the long form of the reliability suite; prints cases tried, survived and data lost
+	BIER_SOAK=1 $(BIN)/python -m pytest --timeout 7200 tests/reliability
 
 check: $(DEV_READY)  ## lint, formatting, types and the import rules
 	$(BIN)/ruff check .
