@@ -39,7 +39,8 @@ def ours(method: str, classes: int, images: int) -> Step:
     from PIL import Image
 
     from bier.training import resolve
-    from bier.training.loop import _optimizer, _step
+    from bier.training.loop import _step
+    from bier.training.optimizer import build_optimizer
     from bier.training.setup import build
 
     settings: dict[str, Any] = {
@@ -58,9 +59,9 @@ def ours(method: str, classes: int, images: int) -> Step:
                 Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(Path(folder) / f"{number}" / f"{name}.png")
         config = resolve(method, "folder", {**settings, "data.root": folder})
         bench = build(config, Path(folder) / "run", lambda *_: None)
-    optimizer = _optimizer(config, bench.objective)
+    optimizer = build_optimizer(config, bench.objective)
+    bench.objective.hold_rows(optimizer)
     bench.objective.train()
-    bench.objective.after_step()
     pixels = torch.randint(0, 256, (classes * images, SIDE, SIDE, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     labels = torch.arange(classes).repeat_interleave(images)
 

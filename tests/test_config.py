@@ -48,7 +48,7 @@ def test_a_key_like_no_other_gets_no_suggestion() -> None:
         ("data.root", True, "text"),
         ("loss.name", "hinge", "binomial-deviance, contrastive, triplet, cross-entropy"),
         ("loss.name", ["triplet"], "binomial-deviance"),
-        ("train.optimizer", "adamw", "adam, sgd"),
+        ("train.optimizer", "lion", "adam, adamw, sgd"),
         ("model.groups", "three", "96-160-256"),
         ("model.groups", 2.0, "96-160-256"),
         ("model.groups", [256, "256"], "96-160-256"),

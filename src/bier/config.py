@@ -149,6 +149,12 @@ class DiversityConfig(Section):
     through_backbone: bool = setting(
         defaults.THROUGH_BACKBONE, "let the gradient of the diversity loss reach the backbone"
     )
+    factor: float = setting(
+        0.0,
+        "times the learning rate for the regressors of the adversarial loss; 0 for train.embedding_factor",
+        least=0,
+        most=1e6,
+    )
 
 
 class TrainConfig(Section):
@@ -156,10 +162,23 @@ class TrainConfig(Section):
     steps: int = setting(1000, "steps of training", least=1)
     batch_classes: int = setting(8, "classes in a batch", least=2)
     batch_images: int = setting(8, "images of each class in a batch", least=2)
-    optimizer: Literal["adam", "sgd"] = setting("adam", "ADAM, or SGD with momentum 0.9")
+    optimizer: Literal["adam", "adamw", "sgd"] = setting(
+        "adam", "ADAM, ADAM with decoupled weight decay, or SGD with momentum 0.9"
+    )
     learning_rate: float = setting(3e-5, "of the backbone", least=0, most=1e6)
     embedding_factor: float = setting(10.0, "times the learning rate for the embedding layer", least=0, most=1e6)
+    embedding_warmup: int = setting(0, "steps at the start in which only what follows the backbone is trained", least=0)
+    layer_decay: float = setting(
+        1.0, "times the learning rate for each stage of the backbone that follows; 1 for one rate", least=0, most=1
+    )
     weight_decay: float = setting(2e-4, "decay of all weights", least=0)
+    clip: float = setting(0.0, "largest norm of the gradient, longer ones are scaled down; 0 for no limit", least=0)
+    ema: float = setting(
+        0.0,
+        "decay of a moving average of the weights, which is then validated and saved; 0 for none",
+        least=0,
+        most=0.999999,
+    )
     schedule: Literal["constant", "cosine"] = setting("constant", "the learning rate over time")
     warmup: int = setting(0, "steps over which the learning rate rises from 0", least=0)
     precision: Literal["auto", "float32", "bfloat16"] = setting("auto", "arithmetic of the backbone")
@@ -326,8 +345,9 @@ def _check_together(config: Config) -> None:
         )
     if config.model.trunk_views and not config.model.trainable_from:
         raise ValueError("'model.trunk_views' caches what 'model.trainable_from' freezes; set that stage too.")
-    if config.train.warmup > config.train.steps:
-        raise ValueError(f"'train.warmup' = {config.train.warmup} is longer than 'train.steps' = {config.train.steps}.")
+    for name in ("warmup", "embedding_warmup"):
+        if (length := getattr(config.train, name)) > config.train.steps:
+            raise ValueError(f"'train.{name}' = {length} is longer than 'train.steps' = {config.train.steps}.")
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

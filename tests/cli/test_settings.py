@@ -18,7 +18,7 @@ def test_every_setting_has_a_meaning_and_a_range() -> None:
     assert all(one.about and one.allowed for one in known.values())
     assert known["train.steps"].allowed == "a whole number, at least 1"
     assert known["data.validation"].allowed == "a number, at least 0 and at most 0.9"
-    assert known["train.optimizer"].allowed == "one of adam, sgd"
+    assert known["train.optimizer"].allowed == "one of adam, adamw, sgd"
     assert known["model.groups"].allowed == "a number of groups or sizes like 96-160-256"
     assert known["data.root"].allowed == "text"
 

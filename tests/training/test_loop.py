@@ -18,6 +18,7 @@ from bier.config import Config
 from bier.errors import ConfigError, DataError, TrainingError
 from bier.method.equations import row_norm_deviation
 from bier.training import loop, resolve
+from bier.training.optimizer import learning_rate
 from bier.training.run_folder import complete, read_checkpoint, read_metrics
 from bier.training.setup import TrainingSetup, build, load_data, solve_start
 
@@ -254,7 +255,7 @@ def test_patience_needs_validation(features_file: Path, tmp_path: Path) -> None:
 def test_the_learning_rate_over_time(features_file: Path) -> None:
     settings = config(features_file, train__steps=100, train__warmup=10, train__learning_rate=1.0).train
     assert settings.schedule == "cosine"
-    rates = [loop._learning_rate(settings, step) for step in range(1, 101)]
+    rates = [learning_rate(settings, step) for step in range(1, 101)]
     assert rates[:10] == [step / 10 for step in range(1, 11)]
     assert rates[54] == pytest.approx(0.5)
     assert rates[-1] == pytest.approx(0.0, abs=1e-12)

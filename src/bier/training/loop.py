@@ -21,6 +21,7 @@ from bier.method import equations
 from bier.models.model import is_pretrained
 from bier.training import run_folder
 from bier.training.objective import Objective, ObjectiveParts
+from bier.training.optimizer import WeightAverage, build_optimizer, learning_rate
 from bier.training.run_folder import Checkpoint
 from bier.training.setup import MetricBuilder, Scores, TrainingSetup, Validation, build, solve_start
 
@@ -129,9 +130,10 @@ def train(
         _check_folder(run, config, resume)
         _check_snapshots(run, config, snapshots)
         setup = build(config, run, observer.prepare, metric)
-        optimizer = _optimizer(config, setup.objective)
+        optimizer = build_optimizer(config, setup.objective)
         setup.objective.hold_rows(optimizer)
-        state = _start_or_restore(run, config, setup, optimizer, observer)
+        average = WeightAverage(setup.objective, config.train.ema)
+        state = _start_or_restore(run, config, setup, optimizer, average, observer)
         interrupted = False
         fresh = state.step == 0
         # At step -1: a run that was killed before its first checkpoint measures the untrained backbone again.
@@ -141,7 +143,9 @@ def train(
                 _measure_untrained(config, setup, state, metrics, observer)
             model: torch.nn.Module = setup.objective
             if distributed.world() > 1:
-                model = DistributedDataParallel(setup.objective)
+                # In the warm-up of what follows the backbone, the backbone takes no part in the loss.
+                partly = config.train.embedding_warmup > 0
+                model = DistributedDataParallel(setup.objective, find_unused_parameters=partly)
             batches = iter(setup.inputs.batches(setup.sampler))
             setup.objective.train()
 
@@ -150,8 +154,10 @@ def train(
                 inputs, numbers = next(batches)
                 state.step += 1
                 row = _step(config, setup, model, optimizer, inputs, setup.labels[numbers], state.step, run)
+                average.update()
                 if (validation := setup.validation) and _due(state.step, config.train.validate_every, config):
-                    scores = distributed.from_first(lambda: validation.measure(setup.objective))
+                    with average.applied():
+                        scores = distributed.from_first(lambda: validation.measure(setup.objective))
                     state.record_validation(scores)
                     row = {"step": state.step, **row, **_validation_row(scores)}
                 if row:
@@ -163,20 +169,23 @@ def train(
                 interrupted = distributed.any_process(bool(stopping)) and not ending
                 is_best = state.best_step == state.step
                 if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
-                    _save_snapshot(run, setup, state.step)
+                    _save_snapshot(run, setup, average, state.step)
                 if _due(state.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
-                    _save(run, config, setup, optimizer, state, metrics)
+                    _save(run, config, setup, optimizer, average, state, metrics)
 
         if not interrupted and distributed.rank() == 0:
-            _save_best(run, setup, state, same)
+            _save_best(run, setup, average, state, same)
         return state.run(run, interrupted, setup.validation)
 
 
-def _save_best(run: Path, setup: TrainingSetup, state: TrainerState, same: bool) -> None:
+def _save_best(run: Path, setup: TrainingSetup, average: WeightAverage, state: TrainerState, same: bool) -> None:
     """The model of the best step, or of the last one where nothing was validated."""
     best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
     if best.is_dir():
-        setup.objective.load_state_dict(run_folder.read_checkpoint(best).objective)
+        saved = run_folder.read_checkpoint(best)
+        setup.objective.load_state_dict(saved.objective)
+        average.load_state_dict(saved.average)
+    average.keep()
     model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
     if same:
         model.metadata["same"] = find_same(model, setup.dataset, skip_broken=setup.config.data.skip_broken)
@@ -219,16 +228,18 @@ def _step(
 ) -> dict[str, Any]:
     """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged."""
     for group in optimizer.param_groups:
-        group["lr"] = group["factor"] * _learning_rate(config.train, step)
+        group["lr"] = group["factor"] * learning_rate(config.train, step)
+    setup.objective.hold_network(step <= config.train.embedding_warmup)
     parts = _forward(model, inputs.to(setup.device), labels.to(setup.device), step, run)
     logging = _due(step, config.train.log_every, config)
     row = _row(step, parts, setup.objective, optimizer) if logging else {}
     optimizer.zero_grad()
     parts.total.backward()
-    if logging:
-        row["gradient_norm"] = _gradient_norm(setup.objective)
-        if not math.isfinite(row["gradient_norm"]):
-            raise _broken(step, f"The norm of the gradient is {row['gradient_norm']}.", run)
+    if logging or config.train.clip:
+        norm = _gradient_norm(setup.objective, config.train.clip)
+        if not math.isfinite(norm):
+            raise _broken(step, f"The norm of the gradient is {norm}.", run)
+        row |= {"gradient_norm": norm} if logging else {}
     optimizer.step()
     if logging:
         row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
@@ -262,30 +273,10 @@ def _check_snapshots(run: Path, config: Config, snapshots: Collection[int]) -> N
             )
 
 
-def _save_snapshot(run: Path, setup: TrainingSetup, step: int) -> None:
+def _save_snapshot(run: Path, setup: TrainingSetup, average: WeightAverage, step: int) -> None:
     if distributed.rank() == 0 and not run_folder.model_folder(run, step).is_dir():
-        run_folder.save_model(run, setup.model(), setup.objective.metric, step)
-
-
-def _optimizer(config: Config, objective: Objective) -> torch.optim.Optimizer:
-    """The backbone is trained at the learning rate, all other parameters at `embedding_factor` times that rate."""
-    network = [p for p in objective.network.parameters() if p.requires_grad]
-    behind = [p for name, p in objective.named_parameters() if not name.startswith("network.")]
-    groups = [{"params": network, "factor": 1.0}, {"params": behind, "factor": config.train.embedding_factor}]
-    groups = [group for group in groups if group["params"]]
-    rate, decay = config.train.learning_rate, config.train.weight_decay
-    if config.train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=decay)
-    return torch.optim.Adam(groups, lr=rate, weight_decay=decay)
-
-
-def _learning_rate(settings: TrainConfig, step: int) -> float:
-    if step <= settings.warmup:
-        return settings.learning_rate * step / settings.warmup
-    if settings.schedule == "constant":
-        return settings.learning_rate
-    share = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
-    return settings.learning_rate * 0.5 * (1 + math.cos(share * math.pi))
+        with average.applied():
+            run_folder.save_model(run, setup.model(), setup.objective.metric, step)
 
 
 def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Path) -> ObjectiveParts:
@@ -332,13 +323,22 @@ def _gradient_on_w(loss: Tensor, objective: Objective) -> float:
     return float(gradient.norm())
 
 
-def _gradient_norm(objective: Objective) -> float:
-    gradients = [p.grad for p in objective.parameters() if p.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients))
+def _gradient_norm(objective: Objective, clip: float) -> float:
+    """The norm of the gradient, which is then scaled down to `clip` where that is not 0 and smaller."""
+    parameters = [p for p in objective.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if clip:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+    return float(norm)
 
 
 def _start_or_restore(
-    run: Path, config: Config, setup: TrainingSetup, optimizer: torch.optim.Optimizer, observer: Observer
+    run: Path,
+    config: Config,
+    setup: TrainingSetup,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage,
+    observer: Observer,
 ) -> TrainerState:
     """Start a new run, or restore the newest checkpoint of an existing one."""
     distributed.barrier()  # no process writes before all have checked the folder
@@ -353,6 +353,7 @@ def _start_or_restore(
     if (processes := len(saved.random["cpu"])) != distributed.world():
         raise ConfigError(f"The run was made by {processes} processes and must go on with as many.")
     setup.objective.load_state_dict(saved.objective)
+    average.load_state_dict(saved.average)
     run_folder.load_optimizer(optimizer, saved.optimizer)
     setup.sampler.load_state_dict(saved.sampler)
     # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
@@ -366,6 +367,7 @@ def _save(
     config: Config,
     setup: TrainingSetup,
     optimizer: torch.optim.Optimizer,
+    average: WeightAverage,
     state: TrainerState,
     metrics: run_folder.Metrics,
 ) -> None:
@@ -375,7 +377,8 @@ def _save(
     if distributed.rank() != 0:
         return
     sampler = setup.sampler.state_dict(batches=state.step)
-    checkpoint = Checkpoint(setup.objective.state_dict(), optimizer.state_dict(), sampler, asdict(state), random)
+    objective = setup.objective.state_dict()
+    checkpoint = Checkpoint(objective, optimizer.state_dict(), sampler, asdict(state), random, average.state_dict())
     if broken := checkpoint.not_finite():  # a loss may be finite and its gradient not
         raise _broken(state.step, f"{broken} contains NaN or infinite values.", run)
     metrics.flush()

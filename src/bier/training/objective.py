@@ -1,7 +1,7 @@
 """From a batch to the loss: backbone, embedding, boosted loss and diversity loss in one module."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +49,24 @@ class Objective(nn.Module):
         self.diversity = diversity
         self.lambda_div = lambda_div
         self.precision = precision
+        self.holds_network = False
+
+    def hold_network(self, hold: bool) -> None:
+        """Keep the network as it is, without gradients and in eval mode, and train what follows it."""
+        if hold != self.holds_network:
+            self.holds_network = hold
+            self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.holds_network:
+            self.network.eval()
+        return self
 
     def features(self, inputs: Tensor) -> Tensor:
         """phi (B, h), computed in the precision of the run and handed on in that of W."""
-        with autocast(self.precision, inputs.device):
+        gradients = torch.is_grad_enabled() and not self.holds_network
+        with autocast(self.precision, inputs.device), torch.set_grad_enabled(gradients):
             features: Tensor = self.network(inputs)
         return features.to(self.ensemble.weight.dtype)
 

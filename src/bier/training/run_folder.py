@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class Checkpoint:
     sampler: Mapping[str, Any]  # state_dict
     trainer: Mapping[str, Any]  # fields of TrainerState
     random: Mapping[str, Tensor]  # states of the generators by type of device: uint8 (processes, n)
+    average: Mapping[str, Tensor] = field(default_factory=dict)  # state_dict of the moving average, where there is one
 
     def not_finite(self) -> str | None:
         """The name of a weight or optimizer state with NaN or infinite values; None if there is none."""
