@@ -2,7 +2,10 @@
 
 import errno
 import hashlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from bier import files
+from bier.errors import BusyError, WriteError
 
 Aside = Callable[[Path], AbstractContextManager[Path]]
 
@@ -68,7 +73,7 @@ def test_a_failure_leaves_the_old_one_and_nothing_else(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"), aside(target) as other:
+    with pytest.raises(WriteError, match=r"Could not write .*here: the disk is full\."), aside(target) as other:
         put(other)
     assert content(target) == b"new"
     assert list(tmp_path.iterdir()) == [target]
@@ -123,3 +128,135 @@ def test_a_digest_covers_files_pixels_boxes_and_what_else_matters(tmp_path: Path
     assert files.digest_of(pixels) == files.digest_of([Image.fromarray(pixels[0])])
     os.utime(file, ns=(5, 8))
     assert files.digest_of([file], boxes) not in digests
+
+
+def test_a_record_covers_itself() -> None:
+    record = files.with_checksum({"mean": [127.5], "root": "a\udcff", "size": 3})
+    files.check_record(json.loads(json.dumps(record)), old=("mean", "size"))
+    assert files.with_checksum(record) == record
+    for change in ({"mean": [107.5]}, {"size": 3.5}, {"more": 1}, {"checksum": "0" * 64}):
+        with pytest.raises(ValueError, match="checksum does not match"):
+            files.check_record({**record, **change}, old=("mean", "size", "root"))
+    old = {key: value for key, value in record.items() if key != "checksum"}
+    files.check_record(old, old=("mean", "size", "root"))
+    with pytest.raises(ValueError, match="unknown key 'chacksum'"):
+        files.check_record({**old, "chacksum": record["checksum"]}, old=("mean", "size", "root"))
+
+
+def test_tensors_come_back_and_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.empty((0, 4), np.int64)}
+    path = tmp_path / "x.safetensors"
+    whole = files.pack(tensors, {"groups": "[1, 2]"})
+    path.write_bytes(whole)
+    again, metadata = files.unpack(path)
+    assert metadata.pop("sha256")
+    assert metadata == {"groups": "[1, 2]"}
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(again[name], tensor)
+        assert (again[name].dtype, again[name].shape) == (tensor.dtype, tensor.shape)
+    assert files.unpack(path, ["a"])[0].keys() == {"a"}
+    with pytest.raises(ValueError, match="no tensor 'b'"):
+        files.unpack(path, ["b"])
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        try:
+            found, metadata = files.unpack(path)
+        except ValueError:
+            continue
+        # In spaces, or in the word that names the checksum: the content is the same.
+        assert metadata.get("groups") == "[1, 2]"
+        np.testing.assert_array_equal(found["a"], tensors["a"])
+
+
+def test_a_file_of_another_program_has_no_checksum(tmp_path: Path) -> None:
+    save_file({"a": np.ones(3, np.float32)}, tmp_path / "x.safetensors")
+    tensors, metadata = files.unpack(tmp_path / "x.safetensors")
+    assert (tensors["a"].tolist(), metadata) == ([1, 1, 1], {})
+    with pytest.raises(FileNotFoundError):
+        files.unpack(tmp_path / "y.safetensors")
+
+
+def test_a_folder_with_checksums(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    files.check_files(tmp_path, "a")  # of an earlier version
+    files.write_checksums(tmp_path)
+    files.check_files(tmp_path, "a")
+    assert (tmp_path / "SHA256SUMS").read_text() == f"{hashlib.sha256(b'abc').hexdigest()}  a\n"
+    with pytest.raises(ValueError, match="does not list b"):
+        files.check_files(tmp_path, "b")
+    (tmp_path / "a").write_bytes(b"abd")
+    with pytest.raises(ValueError, match="checksum of a does not match"):
+        files.check_files(tmp_path, "a")
+    (tmp_path / "SHA256SUMS").write_bytes(b"")
+    with pytest.raises(ValueError, match="does not list a"):
+        files.check_files(tmp_path, "a")
+
+
+def test_one_holds_the_lock_and_the_other_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
+    with files.locked(folder, "training"):
+        with pytest.raises(BusyError, match=r"Another process is training .*run"), files.locked(folder, "training"):
+            pass
+        with pytest.raises(BusyError), files.locked(folder, "training"):  # the first one still holds it
+            pass
+        (folder / "result").touch()
+    with files.locked(folder, "training"):
+        pass
+    assert [path.name for path in folder.iterdir()] == ["result"]
+    with files.locked(tmp_path / "new", "training"):
+        pass
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(WriteError, match="Could not write"), files.locked(folder / "result", "training"):
+        pass
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from bier import files
+target, moment = Path(sys.argv[1]), sys.argv[2]
+rename = Path.rename
+def renamed(path, to):
+    if moment == "between" and Path(to) == target:
+        os._exit(9)
+    return rename(path, to)
+Path.rename = renamed
+with files.folder_aside(target) as aside:
+    (aside / "part").write_bytes(b"newer")
+    if moment == "inside":
+        os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("moment", ["inside", "between"])
+def test_what_a_killed_process_leaves_is_found(tmp_path: Path, moment: str) -> None:
+    target = tmp_path / "model"
+    with files.folder_aside(target) as aside:
+        put_folder(aside)
+    died = subprocess.run([sys.executable, "-c", DIES, str(target), moment], check=False)
+    assert died.returncode == 9
+    assert target.exists() == (moment == "inside")
+    assert len(list(tmp_path.iterdir())) == 2
+    files.restore(target)
+    assert content(target) == b"new"
+    with files.folder_aside(target) as aside:
+        put_folder(aside)
+        assert sorted(tmp_path.iterdir()) == sorted([target, aside])  # what the other left is gone, ours is not
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_another_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    with files.file_aside(tmp_path / "here") as one, files.file_aside(tmp_path / "here") as other:
+        one.write_bytes(b"one")
+        other.write_bytes(b"other")
+    assert content(tmp_path / "here") == b"one"
+
+
+def test_a_file_is_reserved_or_refused(tmp_path: Path) -> None:
+    files.reserve(tmp_path / "x", 10_000)
+    assert (tmp_path / "x").read_bytes() == bytes(10_000)
+    (tmp_path / "x").write_bytes(b"a" * 20_000)
+    files.reserve(tmp_path / "x", 10_000)
+    assert (tmp_path / "x").read_bytes() == b"a" * 10_000
+    with pytest.raises(OSError, match=r"No space left|File too large"):
+        files.reserve(tmp_path / "x", 2**60)

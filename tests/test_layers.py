@@ -20,7 +20,8 @@ LAYERS = [
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-SAME_LAYER = {("config", "method")}  # the config takes its defaults from the method
+# The config takes its defaults from the method; a file that cannot be written is an error for the user.
+SAME_LAYER = {("config", "method"), ("files", "errors")}
 FORBIDDEN = {("web", "training"), ("search", "method")}
 METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
 

@@ -7,7 +7,7 @@ a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -161,21 +161,22 @@ def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progr
     """
     rank, world = distributed.rank(), distributed.world()
     writer = EmbeddingsWriter(out, len(source.ids), fingerprint(source.about["model"], source.part))
-    resumed = writer.begin() if rank == 0 else 0
-    distributed.barrier()
-    mine = list(writer.share(rank, world))
-    done, total = 0, sum(len(rows) for _, rows, _ in mine)
-    for number, rows, is_done in mine:
-        if not is_done:
-            raw = source.raw(rows, batch_size, _shifted(progress, done, total))
-            writer.write(number, source.model.vectors(raw), raw)
-        done += len(rows)
-        if progress is not None:
-            progress("encoding images", done, total)
-    distributed.barrier()
-    if rank == 0:
-        known = {"groups": list(source.groups), "weighting": source.model.weighting}
-        writer.finish({**source.about, "paths": list(source.ids), "labels": source.labels, **known})
+    with writer.locked() if rank == 0 else nullcontext():
+        resumed = writer.begin() if rank == 0 else 0
+        distributed.barrier()
+        mine = list(writer.share(rank, world))
+        done, total = 0, sum(len(rows) for _, rows, _ in mine)
+        for number, rows, is_done in mine:
+            if not is_done:
+                raw = source.raw(rows, batch_size, _shifted(progress, done, total))
+                writer.write(number, source.model.vectors(raw), raw)
+            done += len(rows)
+            if progress is not None:
+                progress("encoding images", done, total)
+        distributed.barrier()
+        if rank == 0:
+            known = {"groups": list(source.groups), "weighting": source.model.weighting}
+            writer.finish({**source.about, "paths": list(source.ids), "labels": source.labels, **known})
     return resumed
 
 

@@ -28,6 +28,17 @@ class SearchError(BierError):
     """An index or a store is missing, damaged, unreachable or asked for what it does not hold."""
 
 
+class BusyError(BierError):
+    """Another process is at work on the same run, index or file."""
+
+
+class WriteError(BierError, OSError):
+    """A file or a folder could not be written; what was there before is still there. `errno` says why."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
 class MissingExtraError(BierError, ImportError):
     """A package that an extra of bier-ml installs is not there."""
 

@@ -1,16 +1,38 @@
-"""Files and folders that are complete or as they were (written aside, flushed, renamed), and stamps of files."""
+"""Files and folders that are complete or as they were (written aside, flushed, renamed), their checksums and locks.
 
+Every format of ours takes its checksum from here:
+
+- `with_checksum` and `check_record`: a JSON record that covers itself (model.json, the manifest of an index).
+- `pack` and `unpack`: a safetensors file whose metadata hold the checksum of all its tensors (embeddings, shards).
+- `write_checksums` and `check_files`: a folder of files with a `SHA256SUMS`, as the program sha256sum reads it.
+
+Files that earlier versions wrote without a checksum are read as they are.
+"""
+
+import errno
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import socket
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from bier.errors import BusyError, WriteError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+CHECKSUM = "checksum"  # the key of a record that covers the others
+SUMS = "SHA256SUMS"
+LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+# Stamps and digests
 
 
 def stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -20,12 +42,6 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_size, status.st_mtime_ns
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file's content, for files whose content matters more than the time to read them."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(images: Iterable[Any], boxes: "NDArray[Any] | None" = None, about: Iterable[bytes] = ()) -> str:
@@ -50,6 +66,173 @@ def digest_of(images: Iterable[Any], boxes: "NDArray[Any] | None" = None, about:
     return digest.hexdigest()
 
 
+# Checksums
+
+
+def checksum(content: Path | bytes) -> str:
+    """SHA-256 of a file or of bytes, for content that matters more than the time to read it."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON record with the checksum of its values, however the file is indented."""
+    rest = {key: value for key, value in record.items() if key != CHECKSUM}
+    return {**rest, CHECKSUM: checksum(json.dumps(rest, sort_keys=True, default=dict).encode())}
+
+
+def check_record(record: Mapping[str, Any], old: Collection[str]) -> None:
+    """ValueError if a record is not as `with_checksum` left it.
+
+    One without a checksum is of an earlier version, whose keys are `old`; with another key it is a damaged record, for
+    example one in which the word `checksum` is not legible.
+    """
+    if CHECKSUM not in record:
+        strange = sorted(map(str, record.keys() - set(old)))
+        if strange:
+            raise ValueError(f"it has the unknown key {strange[0]!r} and no checksum")
+    elif with_checksum(record)[CHECKSUM] != record[CHECKSUM]:
+        raise ValueError("its checksum does not match its content")
+
+
+def pack(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file with the checksum of all tensors and metadata under `sha256` in its metadata."""
+    from safetensors.numpy import save
+
+    known = dict(metadata or {})
+    content: bytes = save(dict(tensors), {**known, "sha256": _digest_of_tensors(tensors, known)})
+    return content
+
+
+def unpack(
+    path: Path, wanted: Collection[str] | None = None, optional: Collection[str] = ()
+) -> "tuple[dict[str, NDArray[Any]], dict[str, str]]":
+    """(tensors, metadata) of a safetensors file; ValueError where it is damaged.
+
+    wanted: the tensors to return, by default all; an error if one is missing, unlike those of `optional`.
+    All tensors are read for the checksum, one at a time. Metadata without `sha256` are of another program or version.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    tensors: dict[str, NDArray[Any]] = {}
+    try:
+        with safe_open(path, framework="np") as file:
+            known = dict(file.metadata() or {})
+            expected = known.pop("sha256", None)
+            names = sorted(file.keys())
+            digest = hashlib.sha256()
+            for name in names:
+                kept = wanted is None or name in wanted or name in optional
+                if kept or expected is not None:
+                    tensor = file.get_tensor(name)
+                    _update(digest, name, tensor)
+                if kept:
+                    tensors[name] = tensor
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, TypeError, KeyError, UnicodeError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    digest.update(json.dumps(known, sort_keys=True).encode())
+    if expected is not None and digest.hexdigest() != expected:
+        raise ValueError("its checksum does not match its content")
+    missing = sorted(set(wanted or ()) - set(names))
+    if missing:
+        raise ValueError(f"it has no tensor {missing[0]!r}")
+    return tensors, known if expected is None else {**known, "sha256": expected}
+
+
+def _digest_of_tensors(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        _update(digest, name, tensors[name])
+    digest.update(json.dumps(dict(metadata), sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _update(digest: Any, name: str, tensor: "NDArray[Any]") -> None:
+    import numpy as np
+
+    digest.update(f"{name} {tensor.dtype.str} {tensor.shape}\n".encode())
+    digest.update(np.ascontiguousarray(tensor).data)
+
+
+def write_checksums(folder: Path) -> None:
+    """Add `SHA256SUMS` with a line for each file of a folder."""
+    names = sorted(file.name for file in folder.iterdir())
+    (folder / SUMS).write_text("".join(f"{checksum(folder / name)}  {name}\n" for name in names), encoding="utf-8")
+
+
+def check_files(folder: Path, needed: str) -> None:
+    """ValueError if a file is not as `SHA256SUMS` says, or `needed` is not listed. A folder without one is older."""
+    if not (folder / SUMS).exists():
+        return
+    lines = (folder / SUMS).read_bytes().decode("utf-8", "replace").splitlines()
+    sums = {name: expected for expected, _, name in (line.partition("  ") for line in lines)}
+    if needed not in sums:
+        raise ValueError(f"{SUMS} does not list {needed}")
+    for name, expected in sums.items():
+        if checksum(folder / Path(name).name) != expected:
+            raise ValueError(f"the checksum of {name} does not match {SUMS}")
+
+
+# Locks
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is created for it; a BusyError where another process holds it.
+
+    what: what the other process is doing, for the message. A folder that was created and is
+    still empty at the end is removed.
+    """
+    from filelock import FileLock, Timeout
+
+    existed, lock = folder.exists(), FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise BusyError(f"Another process is {what} {folder}. Wait until it has ended, or choose another.") from error
+    except OSError as error:
+        raise _write_error(folder, error) from error
+    try:
+        yield
+    finally:
+        # While it is held: whoever has just opened the file finds that it has no name any more, and takes no lock.
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+# Writing
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError while `path` is written, such as a full disk, into a WriteError of one line."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def _write_error(path: Path, error: OSError) -> WriteError:
+    return WriteError(error.errno or errno.EIO, f"Could not write {path}: {reason(error)}.")
+
+
+def reason(error: OSError) -> str:
+    """Why something could not be written, in a few words."""
+    if isinstance(error, WriteError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__
+    return "the disk is full" if error.errno in _FULL else error.strerror or str(error) or type(error).__name__
+
+
 def write(path: Path, content: bytes) -> None:
     """The whole file, in place of one that is there."""
     with file_aside(path) as aside:
@@ -59,33 +242,110 @@ def write(path: Path, content: bytes) -> None:
 @contextmanager
 def file_aside(path: Path) -> Iterator[Path]:
     """A file beside `path` to write, which takes its place at the end of the block. A failure leaves nothing of it."""
-    aside = _beside(path)
+    remove_leftovers(path)
+    aside = _beside(path, "new")
     try:
-        yield aside
-        flush(aside)
-        aside.replace(path)
-        flush_folder(path.parent)
+        with writing(path):
+            yield aside
+            flush(aside)
+            aside.replace(path)
+            flush_folder(path.parent)
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
 
 
 @contextmanager
 def folder_aside(path: Path) -> Iterator[Path]:
-    """As `file_aside` for a new folder of files. One that is there is gone only when the new one has its name."""
-    aside = _beside(path)
+    """As `file_aside` for a new folder of files. One that is there is gone only when the new one has its name.
+
+    A kill between the two renames leaves it under another name; `restore` brings it back.
+    """
+    restore(path)
+    remove_leftovers(path)
+    aside = _beside(path, "new")
     try:
-        aside.mkdir(parents=True)
-        yield aside
-        flush_files(aside)
-        if path.exists():
-            old = path.rename(_beside(path))
-            aside.rename(path)
-            shutil.rmtree(old)
-        else:
-            aside.rename(path)
-        flush_folder(path.parent)
+        with writing(path):
+            aside.mkdir(parents=True)
+            yield aside
+            flush_files(aside)
+            _exchange(aside, path)
+            flush_folder(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchange(aside: Path, path: Path) -> None:
+    if not path.exists():
+        aside.rename(path)
+        return
+    old = path.rename(_beside(path, "old"))
+    try:
+        aside.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(path: Path) -> None:
+    """Give a folder its name back, if a process was killed just before it put a new one in its place."""
+    if path.exists():
+        return
+    for old in _left_by_the_dead(path, "old"):
+        with suppress(OSError):
+            old.rename(path)
+            return
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what processes that were killed have left beside `path`."""
+    for left in (*_left_by_the_dead(path, "new"), *(_left_by_the_dead(path, "old") if path.exists() else ())):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                left.unlink()
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{_host()}-{os.getpid()}-{uuid4().hex[:8]}")
+
+
+def _left_by_the_dead(path: Path, kind: str) -> list[Path]:
+    """What `_beside` has named, by processes of this machine that have ended."""
+    start = f".{path.name}.{kind}-{_host()}-"
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(start)]
+    except OSError:
+        return []
+    return [path.with_name(name) for name in sorted(names) if not _is_alive(name[len(start) :].partition("-")[0])]
+
+
+def _host() -> str:
+    """Tells machines apart that share a disk: the process numbers of another one mean nothing here."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
+def _is_alive(process: str) -> bool:
+    if os.name != "posix" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def reserve(path: Path, size: int) -> None:
+    """Claim the whole of a file at once: a full disk is an error now, not a bus error when a map of it is touched."""
+    with path.open("ab") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
 
 
 def flush_files(folder: Path) -> None:
@@ -110,7 +370,3 @@ def flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid4().hex[:8]}")

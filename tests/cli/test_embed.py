@@ -56,7 +56,10 @@ def test_a_folder(cli: Cli, place: Path) -> None:
     np.testing.assert_allclose(tensors["vectors"], model.encode(files), atol=1e-5)
     np.testing.assert_allclose(tensors["raw"], model.embed_raw(files), rtol=1e-3, atol=1e-4)
     with safe_open(place / "a.safetensors", framework="np") as file:
-        assert file.metadata() == {"groups": "[8, 16]", "weighting": '"sqrt"'}
+        metadata = file.metadata()
+    assert len(metadata.pop("sha256")) == 64
+    assert metadata == {"groups": "[8, 16]", "weighting": '"sqrt"'}
+    assert tensors["about"].tobytes() == (place / "a.json").read_bytes()
     assert sorted(path.name for path in place.glob("*a.*")) == ["a.json", "a.safetensors"]
 
 

@@ -216,7 +216,7 @@ def test_a_full_disk(paths: list[Path], tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DataError, match=r"Cannot write the image cache in .*No space left on device"):
+    with pytest.raises(DataError, match=r"Cannot write the image cache in .*the disk is full"):
         opened(paths, tmp_path)
 
 

@@ -1,6 +1,9 @@
 """A model encodes anything that is an image, streams, and survives a disk."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import torch
 from PIL import Image
 
 import bier
+from bier import files
 from bier.errors import BierError, ConfigError, DataError, ModelError
 from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
@@ -132,6 +136,7 @@ def test_bias_is_saved_and_models_from_before_it_load(pictures: np.ndarray, tmp_
     plain.save(tmp_path / "plain")
     description = json.loads((tmp_path / "plain/model.json").read_text())
     assert description.pop("bias") is False
+    del description["checksum"]
     (tmp_path / "plain/model.json").write_text(json.dumps(description))  # as version 0.1 wrote it
     old = load(tmp_path / "plain")
     assert old.ensemble.bias is None
@@ -211,9 +216,43 @@ def test_damage_is_one_line(model: Model, tmp_path: Path) -> None:
     assert "damaged" in refused(json.dumps(description), weights[:-7])
     assert "damaged" in refused(json.dumps(description)[:50])
     assert "format version 1. Got 9" in refused(json.dumps(description | {"version": 9}))
-    assert "cannot be used" in refused(json.dumps(description | {"groups": [8, 16]}))
-    assert "cannot be used" in refused(json.dumps(description | {"backbone": "con4"}))
-    assert "cannot be used" in refused(json.dumps({k: v for k, v in description.items() if k != "crop"}))
+    changed = description | {"mean": [107.5, 127.5, 127.5]}  # loads, and gives other vectors, if nothing covers it
+    assert "checksum does not match" in refused(json.dumps(changed))
+    del changed["checksum"]
+    assert "unknown key 'chacksum'" in refused(json.dumps(changed | {"chacksum": description["checksum"]}))
+
+    def forged(**changes: object) -> str:
+        """A record with a checksum that fits, as somebody may write it on purpose."""
+        return refused(json.dumps(files.with_checksum(description | changes)))
+
+    assert "cannot be used" in forged(groups=[8, 16])
+    assert "cannot be used" in forged(backbone="con4")
+    assert "shape" in forged(backbone="vit_giant_patch14_224")
+    assert "'crop': Field required" in refused(
+        json.dumps(files.with_checksum({k: v for k, v in description.items() if k != "crop"}))
+    )
+    for changes in (
+        {"groups": [2**40]}, {"groups": [24, 24, 2**30]}, {"groups": "48"}, {"groups": [8.5, 39.5]}, {"groups": []},
+        {"features": 10**12}, {"features": "512"}, {"features": True}, {"crop": 10**9}, {"resize": -1}, {"crop": None},
+        {"mean": ["a"] * 3}, {"std": [0.0, 1.0, 1.0]}, {"std": [float("nan")] * 3}, {"mean": [127.5]},
+        {"weighting": "none"}, {"precision": 3}, {"metadata": []}, {"folded": "no"}, {"bias": 1}, {"backbone": 7},
+    ):  # fmt: skip
+        assert "cannot be used" in forged(**changes), changes
+
+
+def test_a_dataset_of_another_size_is_refused(model: Model, pictures: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"must hold images of 48 x 48 pixels.* Got 32 x 32 instead"):
+        model.encode(ImageDataset(pictures, 32, crop=32))
+
+
+def test_a_model_whose_replacement_was_killed_is_found(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path / "run" / "model")
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    with files.folder_aside(tmp_path / "run" / "other") as aside:
+        name = aside.name.replace("other.new", "model.old").replace(f"-{os.getpid()}-", f"-{int(dead.stdout)}-")
+    (tmp_path / "run" / "model").rename(tmp_path / "run" / name)
+    assert load(tmp_path / "run").groups == model.groups
+    assert load(tmp_path / "run" / "model").groups == model.groups
 
 
 def test_bad_arguments(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """The saved folder: round trips, damage, and a process killed in the middle of a save."""
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bier.errors import SearchError
+from bier.errors import BusyError, SearchError
+from bier.files import locked, with_checksum
 from bier.search import Entry, Index
 
 GROUPS = (4, 12)
@@ -114,7 +117,8 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     make()[0].save(tmp_path / "other")
     path = tmp_path / "index" / "manifest.json"
     elsewhere = json.loads((tmp_path / "other" / "manifest.json").read_text())["data"]
-    path.write_text(json.dumps({**json.loads(path.read_text()), "data": f"../other/{elsewhere}"}))
+    forged = {**json.loads(path.read_text()), "data": f"../other/{elsewhere}"}
+    path.write_text(json.dumps(with_checksum(forged)))
     with pytest.raises(SearchError, match="missing"):
         Index.load(tmp_path / "index")
 
@@ -149,7 +153,7 @@ def test_a_failed_save_leaves_the_old_index(tmp_path: Path, monkeypatch: pytest.
     for broken in (writing, "os.fsync", "bier.files.flush_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(broken, full)
-            with pytest.raises(SearchError, match="No space left on device"):
+            with pytest.raises(SearchError, match="the disk is full"):
                 make(count=50)[0].save(tmp_path / "index")
         assert {path: path.read_bytes() for path in files(tmp_path / "index")} == before
     assert len(Index.load(tmp_path / "index")) == 400
@@ -184,3 +188,100 @@ def test_a_killed_save_leaves_a_whole_index(tmp_path: Path) -> None:
     make()[0].save(folder)
     assert len(list(folder.iterdir())) == 2, "the next save clears away what the killed ones left"
     assert len(Index.load(folder)) == 400
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    return content
+
+
+def test_a_manifest_covers_itself_and_one_without_a_checksum_loads(tmp_path: Path) -> None:
+    index, vectors = make()
+    index.save(tmp_path / "index")
+    path, manifest = tmp_path / "index" / "manifest.json", manifest_of(tmp_path / "index")
+    path.write_text(json.dumps({**manifest, "kind": "funnel"}))
+    with pytest.raises(SearchError, match="checksum does not match"):
+        Index.load(tmp_path / "index")
+    del manifest["checksum"]  # as earlier versions wrote it
+    path.write_text(json.dumps(manifest))
+    np.testing.assert_array_equal(
+        Index.load(tmp_path / "index").search(vectors[:9], 3).ids, index.search(vectors[:9], 3).ids
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"effort": 10**9}, {"effort": 3}, {"effort": "64"}, {"effort": 64.5}, {"rows": -1}, {"rows": 10**11},
+        {"rows": "400"}, {"groups": []}, {"groups": [4, "12"]}, {"groups": [4, 2**50]}, {"groups": 16},
+        {"groups": [16]}, {"kind": "none"}, {"kind": 7}, {"about": []}, {"about": None}, {"files": []},
+        {"files": {"a": 3}}, {"data": 5}, {"files": {"entries.json": {"bytes": "9", "sha256": ""}}}, {"version": "1"},
+        {"version": True, "rows": None},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_forged_manifest_is_one_line(tmp_path: Path, change: dict[str, Any], mmap: bool) -> None:
+    make(count=40)[0].save(tmp_path / "index")
+    forged = with_checksum({**manifest_of(tmp_path / "index"), **change})
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(forged))
+    with pytest.raises(SearchError) as error:
+        Index.load(tmp_path / "index", mmap=mmap)
+    assert "\n" not in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ids": [1.5] * 40}, {"ids": [["a"]] * 40}, {"ids": ["a"] * 40}, {"ids": None}, {"ids": {}}, {"labels": [1]},
+        {"labels": [[]] * 40}, {"metadata": ["a"] * 40}, {"removed": [40]}, {"removed": [-1]}, {"removed": ["a"]},
+        {"removed": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_forged_entries_are_one_line(tmp_path: Path, change: dict[str, Any]) -> None:
+    make(count=40)[0].save(tmp_path / "index")
+    manifest = manifest_of(tmp_path / "index")
+    path = tmp_path / "index" / manifest["data"] / "entries.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    size, digest = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest["files"]["entries.json"] = {"bytes": size, "sha256": digest}
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
+    with pytest.raises(SearchError, match="is damaged") as error:
+        Index.load(tmp_path / "index")
+    assert "\n" not in str(error.value)
+
+
+def test_an_array_that_claims_more_than_its_file_takes_no_memory(tmp_path: Path) -> None:
+    make("flat", 40)[0].save(tmp_path / "index")
+    manifest = manifest_of(tmp_path / "index") | {"rows": 10**10}
+    (tmp_path / "index" / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
+    with pytest.raises(SearchError, match=r"learner-1\.npy must be float32 \(10000000000, 4\), found \d+ bytes"):
+        Index.load(tmp_path / "index", mmap=False)
+
+
+def test_two_processes_that_save_at_once(tmp_path: Path) -> None:
+    index, _ = make("flat", 40)
+    index.save(tmp_path / "index")
+    before = {path: path.read_bytes() for path in files(tmp_path / "index")}
+    with locked(tmp_path / "index", "saving the index"):
+        with pytest.raises(BusyError, match=r"Another process is saving the index .*index\. Wait"):
+            index.save(tmp_path / "index")
+        assert len(Index.load(tmp_path / "index")) == 40  # readers need no lock
+    assert before == {path: path.read_bytes() for path in files(tmp_path / "index")}
+    index.save(tmp_path / "index")
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    about = {"root": "bilder-\udcff"}
+    Index.build(np.eye(2), ["a-\udcfe", "b"], about=about).save(tmp_path / "index")
+    again = Index.load(tmp_path / "index")
+    assert (again.about, again.ids) == (about, ["a-\udcfe", "b"])
+
+
+def test_vectors_whose_products_are_not_finite_are_refused() -> None:
+    index = Index.build(np.eye(2), ["a", "b"])
+    for refused in (lambda: Index.build(np.eye(2) * 1e20), lambda: index.search(np.ones(2) * 1e20, 1)):
+        with pytest.raises(SearchError, match=r"must hold numbers of up to 1e\+15"):
+            refused()

@@ -61,7 +61,7 @@ def test_the_name_appears_when_everything_is_on_the_disk(tmp_path: Path, monkeyp
     monkeypatch.setattr(Path, "rename", watched_rename)
     write_checkpoint(tmp_path, 5, some(5))
     ((files, before),) = seen
-    assert files == ["state.pt"]
+    assert files == ["SHA256SUMS", "state.pt"]
     assert "state.pt" in before
     assert flushed[-1] == tmp_path.name  # and the rename itself, last of all
 
@@ -118,7 +118,7 @@ class Harmful:
         return Path.touch, (self.trace,)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "other content", "harmful"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "flipped", "no sums", "other content", "harmful"])
 def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
     path = write_checkpoint(tmp_path, 3, some(3))
     file = path / "state.pt"
@@ -126,15 +126,30 @@ def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
         file.write_bytes(file.read_bytes()[:-5])
     elif damage == "missing":
         file.unlink()
+    elif damage == "flipped":  # in the numbers themselves, which torch does not look at
+        content = file.read_bytes()
+        assert content.count(some(3).objective["x"].numpy().tobytes()) == 1
+        position = content.index(some(3).objective["x"].numpy().tobytes())
+        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+    elif damage == "no sums":
+        (path / "SHA256SUMS").write_bytes(b"")
     elif damage == "other content":
         torch.save({"x": 1}, file)
+        (path / "SHA256SUMS").unlink()
     else:  # no code from a checkpoint is run
         torch.save({**vars(some(3)), "sampler": Harmful(tmp_path / "trace")}, file)
+        (path / "SHA256SUMS").unlink()
     with pytest.raises(TrainingError) as caught:
         read_checkpoint(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "trace").exists()
+
+
+def test_a_checkpoint_without_checksums_is_of_an_earlier_version(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, 3, some(3))
+    (path / "SHA256SUMS").unlink()
+    assert read_checkpoint(path).trainer == {"step": 3}
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")

@@ -15,9 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import bier
 from bier.config import Config
-from bier.errors import ConfigError, TrainingError
+from bier.errors import BusyError, ConfigError, TrainingError
+from bier.files import locked
 from bier.training import resolve
-from bier.training.run_folder import complete, read_checkpoint
+from bier.training.run_folder import complete, read_checkpoint, read_metrics
 
 KILLS = 5
 SameRuns = Callable[[Path, Path], None]
@@ -163,6 +164,7 @@ def to_old_format(path: Path) -> None:
     values = {"standing": state.trainer, "sampler": state.sampler}
     (path / "state.json").write_text(json.dumps(values))
     (path / "state.pt").unlink()
+    (path / "SHA256SUMS").unlink()
 
 
 def test_a_run_with_checkpoints_of_version_0_1_goes_on_exactly(
@@ -172,10 +174,61 @@ def test_a_run_with_checkpoints_of_version_0_1_goes_on_exactly(
     whole = bier.train(config, tmp_path / "whole").folder
     run = bier.train(config, tmp_path / "run").folder
     last = run / "checkpoints" / "step-6"
-    (last / "state.pt").unlink()
-    last.rmdir()
+    shutil.rmtree(last)
     to_old_format(run / "checkpoints" / "step-4")
     bier.train(config, run, resume=True)
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert (whole / name).read_bytes() == (run / name).read_bytes()
     assert_same_checkpoints(whole / "checkpoints" / "step-6", last)
+
+
+@pytest.mark.parametrize("damage", ["a weight's name", "state.json", "no step"])
+def test_damage_in_a_checkpoint_of_version_0_1_is_one_line(features_file: Path, tmp_path: Path, damage: str) -> None:
+    config = small(features_file)
+    run = bier.train(config, tmp_path / "run").folder
+    newest = run / "checkpoints" / "step-6"
+    to_old_format(newest)
+    tensors, values = newest / "state.safetensors", newest / "state.json"
+    if damage == "a weight's name":
+        tensors.write_bytes(tensors.read_bytes().replace(b"ensemble.weight", b"ensemble.weighs"))
+    elif damage == "state.json":
+        values.write_text(values.read_text().replace('"step"', '"stop"'))
+    else:
+        values.write_text(values.read_text().replace('"step": 6', '"step": "6"'))
+    with pytest.raises(TrainingError) as caught:
+        bier.train(config, run, resume=True)
+    assert str(newest) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_line_of_the_metrics_is_named_and_an_incomplete_last_one_left_out(
+    features_file: Path, tmp_path: Path, assert_same_runs: SameRuns
+) -> None:
+    config = small(features_file)
+    bier.train(config, tmp_path / "whole")
+    run = bier.train(config, tmp_path / "run").folder
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, '{"step": 7, "lo']))
+    assert [row["step"] for row in read_metrics(run)] == [0, 1, 2, 3, 4, 5, 6]
+    for damaged in (lines[2][:30] + "\n", lines[2].replace('"step"', '"stop"'), "[]\n", '{"step": "3"}\n', "\xff\n"):
+        path.write_text("".join([*lines[:2], damaged, *lines[3:]]), encoding="latin-1")
+        before = path.read_bytes()
+        with pytest.raises(TrainingError, match=r"Line 3 of .*metrics\.jsonl is damaged") as caught:
+            bier.train(config, run, resume=True)
+        assert "\n" not in str(caught.value)
+        assert path.read_bytes() == before
+    path.write_text("".join(lines))
+    bier.train(config, run, resume=True)
+    assert_same_runs(tmp_path / "whole", run)
+
+
+def test_two_processes_on_one_run(features_file: Path, tmp_path: Path) -> None:
+    config = small(features_file)
+    run = bier.train(config, tmp_path / "run").folder
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with locked(run, "training in"), pytest.raises(BusyError, match=r"Another process is training in .*run\."):
+        bier.train(config, run, resume=True)
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with locked(tmp_path / "new", "training in"), pytest.raises(BusyError):
+        bier.train(config, tmp_path / "new")

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from bier import distributed, files
@@ -247,10 +245,12 @@ def assess_classifier(
     file = classifier_file(run / "model" if (run / "model").is_dir() else run)
     if not file.is_file():
         raise ModelError(f"{run} was not trained to classify: it has no {file.name}.")
-    weights = load_file(file)
-    classes = len(weights["heads.0.bias"])
-    classifier = BoostedClassifier(model.groups, classes)
-    classifier.load_state_dict(weights)
+    try:
+        weights = {name: torch.from_numpy(value) for name, value in files.unpack(file)[0].items()}
+        classifier = BoostedClassifier(model.groups, len(weights["heads.0.bias"]))
+        classifier.load_state_dict(weights)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"The classifier {file} is damaged: {' '.join(str(error).split())[:300]}.") from error
     embedded = _Reader(model, None, False, None, progress).read(dataset, part)
     found = accuracies(classifier, torch.from_numpy(embedded.z), torch.from_numpy(embedded.labels))
     measured = Measured(dataset.name, part, len(np.unique(embedded.labels)), len(embedded.z))
@@ -309,12 +309,13 @@ class _Reader:
         """The embeddings in a file of this model and these images, which is written where there is none."""
         file = folder / f"{self._digest(source)}.safetensors"
         try:
-            return load_file(file)["z"].numpy()
-        except (OSError, SafetensorError, KeyError):
+            z: NDArray[np.float32] = files.unpack(file, ["z"])[0]["z"]
+            return z
+        except (OSError, ValueError):
             z = self.model.embed_raw(source, progress=self.progress)
         with suppress(OSError):  # somebody else's run, or a full disk: the next evaluation computes them again
             folder.mkdir(exist_ok=True)
-            files.write(file, save({"z": torch.from_numpy(z)}))
+            files.write(file, files.pack({"z": z}))
         return z
 
     def _digest(self, source: ImageDataset) -> str:

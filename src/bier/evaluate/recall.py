@@ -1,5 +1,6 @@
 """Recall@K, mAP@R and R-Precision, from vectors and labels."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -16,17 +17,19 @@ Labels = ArrayLike | torch.Tensor
 
 
 def as_matrix(vectors: Vectors, name: str = "vectors") -> torch.Tensor:
-    """Return a float32 CPU matrix (N, d), without a copy where it already is one."""
+    """Return a float32 CPU matrix (N, d), without a copy where it already is one of ordinary size."""
     if isinstance(vectors, torch.Tensor):
-        matrix = vectors.detach().to("cpu", torch.float32)
+        matrix = vectors.detach().to("cpu")
     else:
         array = np.asarray(vectors)
         if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
             raise DataError(
                 f"The '{name}' parameter must be an array of real numbers. Got dtype {array.dtype} instead."
             )
-        array = np.asarray(array, dtype=np.float32)
+        if array.dtype not in (np.float32, np.float64):
+            array = np.asarray(array, dtype=np.float32)
         # torch cannot hold read-only or byte-swapped memory; such arrays are copied once
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         matrix = torch.from_numpy(array if array.flags.writeable else array.copy())
     if matrix.ndim != 2 or matrix.shape[0] == 0 or matrix.shape[1] == 0:
         raise DataError(
@@ -34,7 +37,20 @@ def as_matrix(vectors: Vectors, name: str = "vectors") -> torch.Tensor:
             f"Got shape {tuple(matrix.shape)} instead."
         )
     _check_finite(matrix, name)
-    return matrix
+    return _in_range(matrix).to(torch.float32)
+
+
+def _in_range(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix, or a power of two of it where products of its rows would not be numbers of float32.
+
+    Ranks and unit vectors stay the same: the factor is one for all rows.
+    """
+    largest = max(abs(float(end)) for end in torch.aminmax(matrix))
+    if largest == 0 or 2.0**-40 < largest < 2.0**40:
+        return matrix
+    _, exponent = math.frexp(largest)
+    first = -exponent // 2  # in two steps: the whole factor may itself be out of range
+    return matrix.double().mul_(2.0**first).mul_(2.0 ** (-exponent - first))
 
 
 def _check_finite(matrix: torch.Tensor, name: str) -> None:
@@ -127,6 +143,7 @@ def recall_at_k(
     - Ties count against the query: a negative with exactly the best positive's score is ranked before it.
     - A query without a positive in the gallery is a miss at every K (`ranks` marks such queries with -1).
     - A zero vector scores 0 with everything. K may exceed the size of the gallery.
+    - Vectors of any length do: very long or short ones are scaled by one factor for all, which changes no rank.
     """
     return recall_from_ranks(ranks(vectors, labels, gallery, gallery_labels), ks)
 

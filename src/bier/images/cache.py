@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +25,14 @@ _VERSION = 1
 class PixelCache:
     """Rows of uint8 (size, size, 3), one per image, in `folder/KEY/pixels`.
 
-    KEY is a digest of the size and of every path and box, in order. Beside the pixels lies `stamps`, the
-    length and modification time (int64, int64) of the file that each row was made from; (0, 0) means that
-    the row holds nothing.
+    KEY is a digest of the size and of every path and box, in order. Beside the pixels lie `stamps`, the
+    length and modification time (int64, int64) of the file that each row was made from, where (0, 0) means that
+    the row holds nothing, and `sums`, the CRC-32 (uint32) of each row.
 
     - A row is served only while its stamp is the file's own. Before a row is written its stamp is cleared,
       and it is set only when the pixels are on the disk: a build that is killed loses the chunks that were
       in the making, and the next goes on from there.
+    - A row whose pixels do not have their CRC-32 is not served: the caller reads the file again.
     - Builders hold a lock, so of several processes one builds and the others wait and find the work done.
     - Readers look at the stamp before and after they copy a row, so a row that another process rewrites
       at that moment is never served; the caller then reads the file.
@@ -48,7 +50,7 @@ class PixelCache:
         self.size = size
         self.folder = folder / _key(paths, boxes, size)
         self._wanted = np.array([files.stamp(path) for path in paths], np.int64).reshape(self.count, 2)
-        self._maps: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+        self._maps: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]] | None = None
 
     @property
     def _row_bytes(self) -> int:
@@ -56,12 +58,13 @@ class PixelCache:
 
     def row(self, index: int) -> NDArray[np.uint8] | None:
         """A copy of row `index`, or None where the cache does not hold the file as it was on opening."""
-        pixels, stamps = self._mapped()
+        pixels, stamps, sums = self._mapped()
         wanted = self._wanted[index]
         if not wanted.any() or not np.array_equal(stamps[index], wanted):
             return None
         row = np.array(pixels[index])
-        return row if np.array_equal(stamps[index], wanted) else None
+        whole = _sum(row) == sums[index]
+        return row if whole and np.array_equal(stamps[index], wanted) else None
 
     @contextmanager
     def building(self) -> Iterator[list[int]]:
@@ -70,20 +73,20 @@ class PixelCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / "lock"):
                 self._lay_out()
-                _, stamps = self._mapped()
+                _, stamps, _ = self._mapped()
                 current = (stamps == self._wanted).all(axis=1) & self._wanted.any(axis=1)
                 stale: list[int] = np.flatnonzero(~current).tolist()
-                self._check_space(len(stale))
                 yield stale
         except OSError as error:
             raise DataError(
-                f"Cannot write the image cache in {printable(self.folder)}: {error.strerror or error}."
+                f"Cannot write the image cache in {printable(self.folder)}: {files.reason(error)}."
             ) from error
 
     def store(self, rows: Mapping[int, NDArray[np.uint8]]) -> None:
         """Write rows; only inside `building`. Each step reaches the disk before the next begins."""
         self._write("stamps", {i: np.zeros(2, np.int64) for i in rows if self._mapped()[1][i].any()})
         self._write("pixels", rows)
+        self._write("sums", {i: _sum(row) for i, row in rows.items()})
         self._write("stamps", {i: self._wanted[i] for i in rows})
 
     def _write(self, name: str, rows: Mapping[int, NDArray[Any]]) -> None:
@@ -98,39 +101,58 @@ class PixelCache:
             os.fsync(file.fileno())
 
     def _lay_out(self) -> None:
-        """Files of the right length. Pixels of another length are no pixels of ours: their stamps go first."""
-        pixels, stamps = self.folder / "pixels", self.folder / "stamps"
-        lengths = {stamps: self.count * 16, pixels: self.count * self._row_bytes}
-        if all(path.is_file() and path.stat().st_size == length for path, length in lengths.items()):
-            return
-        for path, length in lengths.items():
-            path.unlink(missing_ok=True)
-            with path.open("wb") as file:
-                file.truncate(length)
-        about = {"version": _VERSION, "images": self.count, "size": self.size}
-        (self.folder / "about.json").write_text(json.dumps(about) + "\n")
+        """Files of the right length, on blocks that are theirs: a map of a file with holes kills where a disk is full.
 
-    def _check_space(self, rows: int) -> None:
+        Pixels of another length are no pixels of ours: their stamps go first.
+        """
+        pixels, stamps, sums = (self.folder / name for name in ("pixels", "stamps", "sums"))
+        lengths = {stamps: self.count * 16, pixels: self.count * self._row_bytes}
+        if not all(path.is_file() and path.stat().st_size == length for path, length in lengths.items()):
+            for path in (stamps, pixels, sums):
+                path.unlink(missing_ok=True)
+            about = {"version": _VERSION, "images": self.count, "size": self.size}
+            files.write(self.folder / "about.json", json.dumps(about).encode() + b"\n")
+        before = sums.is_file() and sums.stat().st_size == self.count * 4
+        self._check_space()
+        for path, length in {**lengths, sums: self.count * 4}.items():
+            files.reserve(path, length)
+        self._maps = None
+        if not before:
+            self._add_sums()
+
+    def _add_sums(self) -> None:
+        """The sums of a cache of an earlier version, which has none."""
+        pixels, stamps, _ = self._mapped()
+        held = np.flatnonzero(stamps.any(axis=1)).tolist()
+        self._write("sums", {i: _sum(pixels[i]) for i in held})
+
+    def _check_space(self) -> None:
         free = shutil.disk_usage(self.folder).free
         # Blocks that a former build has filled already are not needed again.
-        filled = getattr((self.folder / "pixels").stat(), "st_blocks", 0) * 512
-        needed = min(rows * self._row_bytes, self.count * self._row_bytes - filled)
+        file = self.folder / "pixels"
+        filled = getattr(file.stat(), "st_blocks", 0) * 512 if file.is_file() else 0
+        needed = self.count * self._row_bytes - filled
         if needed > free:
             raise DataError(
                 f"The image cache in {printable(self.folder)} needs {needed / 1e9:.1f} GB more and its disk has "
                 f"{free / 1e9:.1f} GB left; name a folder on a larger disk."
             )
 
-    def _mapped(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _mapped(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]]:
         if self._maps is None:
             shape = (self.count, self.size, self.size, 3)
             pixels = np.memmap(self.folder / "pixels", np.uint8, "r", shape=shape)
             stamps = np.memmap(self.folder / "stamps", np.int64, "r", shape=(self.count, 2))
-            self._maps = np.asarray(pixels), np.asarray(stamps)
+            sums = np.memmap(self.folder / "sums", np.uint32, "r", shape=(self.count,))
+            self._maps = np.asarray(pixels), np.asarray(stamps), np.asarray(sums)
         return self._maps
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": None}  # a pickled map would carry all the pixels
+
+
+def _sum(row: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    return np.array(zlib.crc32(np.ascontiguousarray(row).data), np.uint32)
 
 
 def _key(paths: Sequence[str | os.PathLike[str]], boxes: NDArray[np.float32] | None, size: int) -> str:

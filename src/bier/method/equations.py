@@ -31,8 +31,13 @@ PAPER_GROUPS: dict[tuple[int, int], tuple[int, ...]] = {
 def unit_rows(f: Tensor) -> Tensor:
     """Scale each row to length 1, so that a product of rows is the cosine of Eq. (1), Section 3: (B, d) -> (B, d).
 
-    A zero row stays zero and gets a zero gradient, never NaN: its similarity with any vector is 0.
+    A zero row stays zero and gets a zero gradient, never NaN: its similarity with any vector is 0. A row whose length
+    is beyond the largest number is first divided by its largest entry.
     """
+    with torch.no_grad():
+        endless = torch.linalg.vector_norm(f, dim=1, keepdim=True) > torch.finfo(f.dtype).max
+        scale = torch.where(endless, f.abs().amax(dim=1, keepdim=True), torch.ones_like(f[:, :1]))
+    f = f / scale
     length = torch.linalg.vector_norm(f, dim=1, keepdim=True)
     tiny = torch.finfo(f.dtype).tiny ** 0.25  # its fourth power, which the gradient needs, is still a normal number
     return f * torch.where(length > tiny, length.clamp_min(tiny).reciprocal(), torch.zeros_like(length))

@@ -90,6 +90,11 @@ def batches_for(
     if not backbone.crop:
         total = len(images) if isinstance(images, Sized) else None
         return feature_batches(images, backbone.features, batch_size), total
+    if isinstance(images, ImageDataset) and images.size != backbone.resize:
+        raise DataError(
+            f"An ImageDataset for this model must hold images of {backbone.resize} x {backbone.resize} pixels, as its "
+            f"network takes them. Got {images.size} x {images.size} instead."
+        )
     return pixel_batches(images, backbone.resize, backbone.crop, batch_size, workers), _count(images)
 
 

@@ -1,7 +1,6 @@
 """Partial fine-tuning: the maps of the frozen early stages, computed once and read from the disk afterwards."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,8 @@ class TrunkCache:
         path, shape = self._folder / "maps.bin", (self.views * self.count, *self.shape)
         try:
             if fresh:
-                _reserve(path, self._bytes())
+                path.unlink(missing_ok=True)
+            files.reserve(path, self._bytes())
             return np.memmap(path, np.int16, "r+", shape=shape)
         except OSError as error:
             needed = self._bytes() / 2**30
@@ -138,15 +138,6 @@ class TrunkCache:
         if isinstance(self._maps, np.memmap):
             self._maps.flush()
         files.write(self._state, json.dumps({"fingerprint": fingerprint, "done": done, "shape": self.shape}).encode())
-
-
-def _reserve(path: Path, size: int) -> None:
-    """Claim the whole file at once: a full disk is an error now, not a bus error in the middle of writing."""
-    with path.open("wb") as file:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-        else:
-            file.truncate(size)
 
 
 def _view_seed(seed: int, row: int) -> int:

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
@@ -18,50 +19,75 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from bier import distributed
+from bier import distributed, files
 from bier.config import ModelConfig
 from bier.errors import BierError, DataError, ModelError
-from bier.files import folder_aside
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision
-from bier.models.backbones import FROM_SCRATCH, build_backbone
+from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
+from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
 VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+_LARGEST_SIDE = 8192  # pixels: a batch of one such picture takes 800 MB
+
+
+class Description(BaseModel):
+    """What model.json must hold: types and ranges, checked before anything of that size is built."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    backbone: str
+    features: int = Field(ge=1, le=2**20)
+    folded: bool
+    resize: int = Field(ge=0, le=_LARGEST_SIDE)
+    crop: int = Field(ge=0, le=_LARGEST_SIDE)
+    mean: list[float] = Field(max_length=3)
+    std: list[Annotated[float, Field(gt=0)]] = Field(max_length=3)
+    groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
+    bias: bool = False  # models of 0.1 have none
+    weighting: Weighting
+    precision: Precision
+    metadata: dict[str, Any]
+
+
+_KEYS = {*Description.model_fields, "version", "sha256"}  # of a model.json without a checksum of its own
 
 
 def write_folder(path: Path, weights: dict[str, Tensor], description: dict[str, Any]) -> None:
     """Write aside, flush, rename: the folder is complete or absent. One that is there is replaced."""
     data = safetensors.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    text = json.dumps({"version": VERSION, **description, "sha256": sha256(data).hexdigest()}, indent=2)
-    with folder_aside(path) as aside:
+    record = files.with_checksum({"version": VERSION, **description, "sha256": files.checksum(data)})
+    with files.folder_aside(path) as aside:
         (aside / WEIGHTS).write_bytes(data)
-        (aside / DESCRIPTION).write_text(f"{text}\n")
+        (aside / DESCRIPTION).write_text(f"{json.dumps(record, indent=2)}\n")
 
 
 def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(weights, description) of a model folder, or of a run folder that holds one; ModelError where it is damaged."""
+    for folder in (path, path / "model"):
+        files.restore(folder)
     folder = path / "model" if (path / "model" / DESCRIPTION).is_file() else path
     for name in (DESCRIPTION, WEIGHTS):
         if not (folder / name).is_file():
             raise ModelError(
                 f"The model {str(path)!r} must be a folder with {WEIGHTS} and {DESCRIPTION}. {name} is missing."
             )
-    data = (folder / WEIGHTS).read_bytes()
     try:
+        data = (folder / WEIGHTS).read_bytes()
         description = json.loads((folder / DESCRIPTION).read_text())
         if not isinstance(description, dict) or description.get("version") != VERSION:
             found = description.get("version") if isinstance(description, dict) else description
             raise ModelError(f"The model {str(path)!r} must have format version {VERSION}. Got {found!r} instead.")
-        if description.get("sha256") != sha256(data).hexdigest():
+        if description.get("sha256") != files.checksum(data):
             raise ModelError(
                 f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {DESCRIPTION} describes."
             )
+        files.check_record(description, old=_KEYS)
         return safetensors.load(data), description
-    except (ValueError, SafetensorError) as error:
-        raise ModelError(f"The model {str(path)!r} is damaged: {' '.join(str(error).split())}.") from error
+    except (ValueError, SafetensorError, RecursionError, OSError) as error:
+        reason = files.reason(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        raise ModelError(f"The model {str(path)!r} is damaged: {reason}.") from error
 
 
 class Model(nn.Module):
@@ -282,30 +308,55 @@ def load(path: str | Path | Untrained, precision: str | None = None, device: str
         return pretrained(path.backbone, path.weights, precision or "auto", device)
     weights, description = read_folder(Path(path))
     try:
-        model = _described(description, precision)
+        known = Description(**description)
+        _check_sizes(known, weights)
+        model = _described(known, precision)
         model.load_state_dict(weights)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        found = repr(first["input"])[:80]
+        raise ModelError(f"The model {str(path)!r} cannot be used: {name!r}: {first['msg']}. Got {found}.") from error
     except (KeyError, TypeError, ValueError, RuntimeError, BierError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"The model {str(path)!r} cannot be used: {type(error).__name__}: {reason[:300]}") from error
     return model.eval().to(device or distributed.device())
 
 
-def _described(description: Mapping[str, Any], precision: str | None) -> Model:
-    backbone = build_backbone(description["backbone"], pretrained=False, features=description["features"])
-    if description["folded"]:
+def _check_sizes(known: Description, weights: Mapping[str, Tensor]) -> None:
+    """ModelError if the weights are not of the described network, before memory is taken for it."""
+    if known.crop and not len(known.mean) == len(known.std) == 3:
+        raise ModelError(f"'mean' and 'std' must have a value per colour. Got {known.mean} and {known.std} instead.")
+    expected = (sum(known.groups), known.features)
+    found = tuple(weights["ensemble.weight"].shape) if "ensemble.weight" in weights else None
+    if found != expected:
+        raise ModelError(f"The weight of the ensemble must have the shape {expected}. Got {found} instead.")
+    if known.backbone in NAMES:
+        return  # ours are small, and building one twice would take longer than the mistake
+    try:
+        with torch.device("meta"):  # shapes without memory
+            described = _described(known, None).state_dict()
+    except (RuntimeError, NotImplementedError):  # some networks of timm compute with values while they are built
+        return
+    for name, tensor in described.items():
+        if name in weights and weights[name].shape != tensor.shape:
+            found = tuple(weights[name].shape)
+            raise ModelError(f"The weight {name} must have the shape {tuple(tensor.shape)}. Got {found} instead.")
+    given, needed = (sum(tensor.numel() for tensor in state.values()) for state in (weights, described))
+    if needed > 2 * given + 2**20:
+        raise ModelError(f"The network has {needed:,} weights. The file holds {given:,}.")
+
+
+def _described(known: Description, precision: str | None) -> Model:
+    backbone = build_backbone(known.backbone, pretrained=False, features=known.features)
+    if known.folded:
         fold_batch_norm(backbone)
         backbone.folded = True
-    backbone.resize, backbone.crop = int(description["resize"]), int(description["crop"])
+    backbone.resize, backbone.crop = known.resize, known.crop
     if backbone.crop:
-        backbone.scale = Scale(description["mean"], description["std"])
-    ensemble = EmbeddingEnsemble(
-        backbone.features,
-        description["groups"],
-        bias=bool(description.get("bias", False)),  # models of 0.1 have none
-    )
-    return Model(
-        backbone, ensemble, description["weighting"], precision or description["precision"], description["metadata"]
-    )
+        backbone.scale = Scale(known.mean, known.std)
+    ensemble = EmbeddingEnsemble(backbone.features, known.groups, bias=known.bias)
+    return Model(backbone, ensemble, known.weighting, precision or known.precision, known.metadata)
 
 
 def pretrained(

@@ -1,19 +1,21 @@
-"""The embeddings file: vectors in `OUT.safetensors`, and in `OUT.json` what is known about each of them.
+"""The embeddings file: `OUT.safetensors`, complete in itself, and `OUT.json`, a part of it for people and programs.
 
-OUT.safetensors     `vectors`, the test-time vectors, and `raw`, the raw embeddings; both float32 (N, d)
+OUT.safetensors     `vectors`, the test-time vectors, and `raw`, the raw embeddings, both float32 (N, d); `about`, the
+                    bytes of OUT.json; the checksum of all three in its metadata
 OUT.json            paths, labels, groups, weighting, model, and the folder that the paths start from
-OUT.parts/          shards of a file that is not complete yet
+OUT.parts/          shards of a file that is not complete yet, and the lock of the process that writes them
+
+A file without `about` (of an earlier version or another program) is read together with the JSON file beside it.
 """
 
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save
 
 from bier import files
 from bier.errors import SearchError
@@ -37,13 +39,24 @@ class EmbeddingsWriter:
         self.parts = out.with_suffix(".parts")
         self.shards = [range(start, min(start + SHARD, count)) for start in range(0, count, SHARD)]
 
+    def locked(self) -> AbstractContextManager[None]:
+        """Held from `begin` to `finish`, by the one process that calls these; a BusyError where another holds it."""
+        return files.locked(self.parts, "writing embeddings through")
+
     def begin(self) -> int:
         """Remove shards of other vectors; the number of rows that are already done. One process calls this."""
         mark = self.parts / "pass.json"
-        if not mark.is_file() or mark.read_text() != self.fingerprint:
-            shutil.rmtree(self.parts, ignore_errors=True)
-            self.parts.mkdir(parents=True)
-            files.write(mark, self.fingerprint.encode())
+        with files.writing(self.parts):
+            for path in (self.out, self.out.with_suffix(".json")):
+                files.remove_leftovers(path)
+            self.parts.mkdir(parents=True, exist_ok=True)
+            if not mark.is_file() or mark.read_bytes() != self.fingerprint.encode():
+                for path in self.parts.iterdir():
+                    if path.name != files.LOCK:
+                        path.unlink()
+                files.write(mark, self.fingerprint.encode())
+        for number in range(len(self.shards)):
+            self._drop_damaged(number)
         return sum(len(rows) for number, rows in enumerate(self.shards) if self._is_done(number))
 
     def share(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, range, bool]]:
@@ -51,7 +64,7 @@ class EmbeddingsWriter:
         return ((number, self.shards[number], self._is_done(number)) for number in range(rank, len(self.shards), world))
 
     def write(self, number: int, vectors: Floats, raw: Floats) -> None:
-        files.write(self._shard(number), save({"vectors": vectors, "raw": raw}))
+        files.write(self._shard(number), files.pack({"vectors": vectors, "raw": raw}))
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Merge the shards and remove them. One process calls this when all shards are written.
@@ -62,22 +75,34 @@ class EmbeddingsWriter:
         merged = [np.empty((0, width), np.float32)], [np.empty((0, width), np.float32)]
         try:
             for number in range(len(self.shards)):
-                shard = load_file(self._shard(number))
+                shard, _ = files.unpack(self._shard(number), ("vectors", "raw"))
                 merged[0].append(shard["vectors"])
                 merged[1].append(shard["raw"])
-        except (OSError, SafetensorError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise SearchError(f"The shards in {self.parts} must all be there and complete: {error}.") from error
         vectors, raw = (np.concatenate(pieces) for pieces in merged)
         metadata = {name: json.dumps(about[name]) for name in ("groups", "weighting")}
-        files.write(self.out.with_suffix(".json"), json.dumps(dict(about), indent=1).encode() + b"\n")
-        files.write(self.out, save({"vectors": vectors, "raw": raw}, metadata))
-        shutil.rmtree(self.parts)
+        text = json.dumps(dict(about), indent=1).encode() + b"\n"
+        tensors = {"vectors": vectors, "raw": raw, "about": np.frombuffer(text, np.uint8)}
+        files.write(self.out, files.pack(tensors, metadata))  # the whole of it, in one step
+        files.write(self.out.with_suffix(".json"), text)
+        shutil.rmtree(self.parts, ignore_errors=True)
 
     def _shard(self, number: int) -> Path:
         return self.parts / f"shard-{number:06d}.safetensors"
 
     def _is_done(self, number: int) -> bool:
         return self._shard(number).is_file()  # shards are renamed into place: one that exists is complete
+
+    def _drop_damaged(self, number: int) -> None:
+        """Remove a shard that is not as it was written: it will be computed again."""
+        try:
+            if self._is_done(number):
+                shard, _ = files.unpack(self._shard(number), ("vectors", "raw"))
+                if len(shard["vectors"]) != len(self.shards[number]):
+                    raise ValueError("it has another number of rows")
+        except (OSError, ValueError):
+            self._shard(number).unlink(missing_ok=True)
 
 
 class Embeddings(NamedTuple):
@@ -101,28 +126,54 @@ class Embeddings(NamedTuple):
 
 def read_embeddings(path: str | Path, raw: bool = False) -> Embeddings:
     """Read an embeddings file. With `raw`, the raw embeddings too, which a file that others wrote may lack."""
-    file, beside = Path(path), Path(path).with_suffix(".json")
-    for one in (file, beside):
-        if not one.is_file():
-            raise SearchError(
-                f"Embeddings must be a file of `bier embed` with a JSON file beside it. {one} is missing."
-            )
+    file = Path(path)
     try:
-        with safe_open(file, framework="np") as tensors:
-            vectors = checked_vectors(tensors.get_tensor("vectors"))
-            embedding = checked_vectors(tensors.get_tensor("raw"), vectors.shape[1], "raw") if raw else None
-        known = json.loads(beside.read_bytes())
+        tensors, known = _read(file, raw)
+        vectors = checked_vectors(tensors["vectors"])
+        embedding = checked_vectors(tensors["raw"], vectors.shape[1], "raw") if raw else None
         paths, labels, groups = known["paths"], known.get("labels"), known.get("groups")
         weighting = known["weighting"] if raw else known.get("weighting")
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if embedding is not None and len(embedding) != len(vectors):
+            raise ValueError(f"there are {len(vectors)} vectors and {len(embedding)} raw embeddings")
+        return Embeddings(
+            vectors,
+            checked_ids(paths, len(vectors), unique=False),  # a table may have several boxes in one file
+            None if labels is None else checked_labels(labels, len(vectors)),
+            checked_groups(groups, vectors.shape[1]),
+            dict(known.get("model") or {}),
+            known.get("root"),
+            weighting,
+            embedding,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SearchError(f"The embeddings {file} are damaged or not of `bier embed`: {error}.") from error
-    return Embeddings(
-        vectors,
-        checked_ids(paths, len(vectors), unique=False),  # a table may have several boxes in one file
-        None if labels is None else checked_labels(labels, len(vectors)),
-        checked_groups(groups, vectors.shape[1]),
-        dict(known.get("model") or {}),
-        known.get("root"),
-        weighting,
-        embedding,
-    )
+    except OSError as error:
+        raise SearchError(f"The embeddings {file} could not be read: {files.reason(error)}.") from error
+
+
+def _read(file: Path, raw: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tensors, what OUT.json holds)."""
+    beside = file.with_suffix(".json")
+    if not file.is_file():
+        raise SearchError(f"Embeddings must be a file of `bier embed`. {file} is missing.")
+    wanted = ("vectors", "raw") if raw else ("vectors",)
+    tensors, metadata = files.unpack(file, wanted, optional=("about",))
+    if "about" in tensors:
+        text = tensors.pop("about").tobytes()
+        if "sha256" not in metadata:
+            raise ValueError("it has no checksum")
+        _check_unchanged(file, beside, text)
+        return tensors, json.loads(text)
+    if not beside.is_file():
+        raise SearchError(f"Embeddings must be a file of `bier embed` with a JSON file beside it. {beside} is missing.")
+    return tensors, json.loads(beside.read_bytes())
+
+
+def _check_unchanged(file: Path, beside: Path, text: bytes) -> None:
+    """SearchError if OUT.json was changed by hand, which would be ignored. One that is older than OUT is outdated."""
+    if not beside.is_file() or beside.stat().st_mtime_ns < file.stat().st_mtime_ns:
+        return
+    if beside.read_bytes() != text:
+        raise SearchError(
+            f"{beside} must be what {file} holds, and it was changed since. Remove it, or embed the images again."
+        )

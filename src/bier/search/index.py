@@ -88,13 +88,13 @@ class Index(Store):
             ids: unique strings or whole numbers; by default 0 to N-1. A repeated id is an error.
             groups: the learners' sizes, summing to d; the first selects the shortlist. Without it, no funnel.
             labels, metadata: stored with each id, returned by `entries` and usable in `where`.
-            effort: faiss's efSearch, at least 64. A higher value finds more and takes longer.
+            effort: faiss's efSearch, from 64 to 65,536. A higher value finds more and takes longer.
             about: anything JSON can hold about the collection, such as the model that computed the vectors.
         """
         floats = checked_vectors(vectors)
         if kind not in get_args(Kind):
             raise SearchError(f"The 'kind' parameter must be one of {get_args(Kind)}. Got {kind!r} instead.")
-        checked_count(effort, "effort", least=64)
+        checked_count(effort, "effort", least=64, most=storage.MOST_EFFORT)
         sizes = checked_groups(groups, floats.shape[1])
         columns = checked_columns(range(len(floats)) if ids is None else ids, labels, metadata, len(floats))
         index = cls(LearnerVectors(sizes), Entries(), kind, effort, about=about)

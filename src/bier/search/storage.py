@@ -6,7 +6,8 @@
         entries.json                ids, labels, metadata, removed rows
         graph.faiss                 the graph, if the kind has one
 
-A save writes a new data folder and then replaces the manifest: a reader sees the old index or the new one.
+A save writes a new data folder and then replaces the manifest: a reader sees the old index or the new one. Of two
+processes that save at once, one is told to wait.
 """
 
 import json
@@ -14,20 +15,44 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bier import files
 from bier.errors import SearchError
 from bier.search.entries import Entries
-from bier.search.store import Floats
+from bier.search.store import Floats, checked_columns, checked_ids
 from bier.search.vectors import Graph, LearnerVectors
 
 FORMAT = "bier-index"
 VERSION = 1
 MANIFEST = "manifest.json"
+MOST_EFFORT = 2**16  # faiss takes memory in proportion
 _DATA = "data-"
+
+
+class _FileStamp(BaseModel):
+    model_config = ConfigDict(strict=True)
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """What a manifest must hold: types and ranges, checked before anything of that size is read."""
+
+    model_config = ConfigDict(strict=True)
+    data: str
+    kind: Literal["auto", "flat", "hnsw", "funnel"]
+    effort: int = Field(ge=64, le=MOST_EFFORT)
+    groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
+    rows: int = Field(ge=0, le=2**40)
+    about: dict[str, Any]
+    files: dict[str, _FileStamp]
+
+
+_KEYS = {*_Manifest.model_fields, "format", "version"}  # of a manifest without a checksum of its own
 
 
 def save(
@@ -40,36 +65,38 @@ def save(
     about: Mapping[str, Any],
 ) -> None:
     """Write the index. `folder` must be new, empty or an index already."""
-    old = _old_data(folder)
-    data = folder / f"{_DATA}{secrets.token_hex(4)}"
-    try:
-        data.mkdir(parents=True)
-        _write_data(data, vectors, entries, graph)
-        files.flush_files(data)
-        stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "data": data.name,
-            "kind": kind,
-            "effort": effort,
-            "groups": list(vectors.groups),
-            "rows": entries.rows,
-            "about": about,
-            "files": stamps,
-        }
-        aside = data / MANIFEST
-        aside.write_bytes(_json(manifest, indent=2))
-        files.flush(aside)
-        aside.replace(folder / MANIFEST)
-        files.flush_folder(folder)
-    except OSError as error:
-        raise SearchError(f"The index could not be written to {folder}: {error.strerror or error}.") from error
-    finally:
-        if not _names(folder, data):
-            shutil.rmtree(data, ignore_errors=True)
-    for left in old:
-        shutil.rmtree(left, ignore_errors=True)
+    _old_data(folder)
+    with files.locked(folder, "saving the index"):
+        old = _old_data(folder)
+        data = folder / f"{_DATA}{secrets.token_hex(4)}"
+        try:
+            data.mkdir()
+            _write_data(data, vectors, entries, graph)
+            files.flush_files(data)
+            stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "data": data.name,
+                "kind": kind,
+                "effort": effort,
+                "groups": list(vectors.groups),
+                "rows": entries.rows,
+                "about": about,
+                "files": stamps,
+            }
+            aside = data / MANIFEST
+            aside.write_bytes(_json(files.with_checksum(manifest), indent=2))
+            files.flush(aside)
+            aside.replace(folder / MANIFEST)
+            files.flush_folder(folder)
+        except OSError as error:
+            raise SearchError(f"The index could not be written to {folder}: {files.reason(error)}.") from error
+        finally:
+            if not _names(folder, data):
+                shutil.rmtree(data, ignore_errors=True)
+        for left in old:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def load(
@@ -84,7 +111,7 @@ def load(
         except FileNotFoundError as error:
             raise SearchError(f"The index {folder} is damaged: {error.filename} is missing. Build it again.") from error
     except OSError as error:
-        raise SearchError(f"The index {folder} could not be read: {error.strerror or error}.") from error
+        raise SearchError(f"The index {folder} could not be read: {files.reason(error)}.") from error
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -93,9 +120,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SearchError(f"An index must be a folder with a {MANIFEST}. Found none at {folder}.")
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = _read_json(path)
         known = manifest["format"] == FORMAT and isinstance(manifest["version"], int)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SearchError(f"The index's {path} is damaged or of another program. Build the index again.") from error
     if not known or manifest["version"] > VERSION:
         raise SearchError(
@@ -108,16 +135,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entries, Graph | None, dict[str, Any]]:
     manifest = read_manifest(folder)
     try:
-        data, groups, rows = folder / Path(manifest["data"]).name, manifest["groups"], manifest["rows"]
-        stamps = dict(manifest["files"])
-        for name, stamp in stamps.items():
+        files.check_record(manifest, old=_KEYS)
+        known = _Manifest(**manifest)
+        data, groups, rows = folder / Path(known.data).name, known.groups, known.rows
+        for name, stamp in known.files.items():
             _check(data / Path(name).name, stamp, verify)
         parts = [_matrix(data / f"learner-{m}.npy", (rows, size), mmap) for m, size in enumerate(groups, 1)]
-        entries = _entries((data / "entries.json").read_bytes(), rows)
-        kind, _, _ = manifest["kind"], manifest["effort"], manifest["about"]
-        width = groups[0] if kind == "funnel" else sum(groups)
-        graph = Graph.read(data / "graph.faiss", width, rows, mmap) if "graph.faiss" in stamps else None
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        entries = _entries(_read_json(data / "entries.json"), rows)
+        width = groups[0] if known.kind == "funnel" else sum(groups)
+        graph = Graph.read(data / "graph.faiss", width, rows, mmap) if "graph.faiss" in known.files else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, found = ".".join(map(str, first["loc"])), repr(first["input"])[:80]
+        raise SearchError(
+            f"The index {folder} is damaged ({name!r}: {first['msg']}. Got {found}). Build it again."
+        ) from error
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise SearchError(f"The index {folder} is damaged ({error}). Build it again.") from error
     return LearnerVectors(groups, parts), entries, graph, manifest
 
@@ -147,18 +180,30 @@ def _json(value: Any, indent: int | None = None) -> bytes:
         raise SearchError(f"Metadata must be what JSON can hold. Got a value that it cannot: {error}.") from error
 
 
-def _entries(text: bytes, rows: int) -> Entries:
-    columns = json.loads(text.decode("utf-8", "surrogateescape"))
-    nothing = [None] * rows
-    ids, labels, metadata = columns["ids"], columns["labels"] or nothing, columns["metadata"] or nothing
-    if not len(ids) == len(labels) == len(metadata) == rows:
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
+
+
+def _entries(columns: Mapping[str, Any], rows: int) -> Entries:
+    ids, removed = columns["ids"], columns["removed"]
+    if len(ids) != rows:
         raise ValueError(f"entries.json must hold {rows} rows, found {len(ids)}")
+    if not all(type(row) is int and 0 <= row < rows for row in removed):
+        raise ValueError(f"removed rows must be numbers below {rows}")
+    gone = set(removed)
+    try:
+        checked_ids([one for row, one in enumerate(ids) if row not in gone])  # a removed row may have the id of another
+        _, labels, metadata = checked_columns(range(rows), columns["labels"], columns["metadata"], rows)
+    except SearchError as error:
+        raise ValueError(str(error)) from error
     entries = Entries()
-    entries.append(ids, labels, metadata, columns["removed"])
+    entries.append(ids, labels, metadata, removed)
     return entries
 
 
 def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
+    if path.stat().st_size < 4 * shape[0] * shape[1]:  # before memory is taken for what a header claims
+        raise ValueError(f"{path.name} must be float32 {shape}, found {path.stat().st_size} bytes")
     matrix = np.load(path, mmap_mode="r" if mmap and shape[0] else None, allow_pickle=False)
     if matrix.shape != shape or matrix.dtype != np.float32:
         raise ValueError(f"{path.name} must be float32 {shape}, found {matrix.dtype} {matrix.shape}")
@@ -170,13 +215,13 @@ def _stamp(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": files.checksum(path)}
 
 
-def _check(path: Path, stamp: Mapping[str, Any], verify: bool) -> None:
+def _check(path: Path, stamp: _FileStamp, verify: bool) -> None:
     size = path.stat().st_size
-    if size != stamp["bytes"]:
+    if size != stamp.bytes:
         raise SearchError(
-            f"The index file {path} is damaged: expected {stamp['bytes']} bytes, found {size}. Build the index again."
+            f"The index file {path} is damaged: expected {stamp.bytes} bytes, found {size}. Build the index again."
         )
-    if verify and files.checksum(path) != stamp["sha256"]:
+    if verify and files.checksum(path) != stamp.sha256:
         raise SearchError(f"The index file {path} is damaged: its checksum does not match. Build the index again.")
 
 
@@ -187,7 +232,7 @@ def _old_data(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise SearchError(f"An index is a folder. {folder} is a file; choose another place.")
     inside = list(folder.iterdir())
-    others = [one.name for one in inside if one.name != MANIFEST and not one.name.startswith(_DATA)]
+    others = [one.name for one in inside if one.name not in (MANIFEST, files.LOCK) and not one.name.startswith(_DATA)]
     if others:
         raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {sorted(others)[0]!r}.")
     return [one for one in inside if one.is_dir()]
@@ -196,6 +241,6 @@ def _old_data(folder: Path) -> list[Path]:
 def _names(folder: Path, data: Path) -> bool:
     """Whether the manifest points at this data folder."""
     try:
-        return bool(json.loads((folder / MANIFEST).read_bytes())["data"] == data.name)
+        return bool(_read_json(folder / MANIFEST)["data"] == data.name)
     except (OSError, ValueError, KeyError, TypeError):
         return False

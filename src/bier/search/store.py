@@ -48,6 +48,7 @@ class Found(NamedTuple):
 Where: TypeAlias = Mapping[str, Any] | Mask | Callable[[Entry], bool]
 
 _BLOCK = 65_536
+LARGEST = 1e15  # products of larger vectors would not be finite in float32
 
 
 def checked_vectors(vectors: ArrayLike, dimension: int | None = None, name: str = "vectors") -> Floats:
@@ -65,10 +66,13 @@ def checked_vectors(vectors: ArrayLike, dimension: int | None = None, name: str 
     with np.errstate(over="ignore"):  # a double too large for float32 becomes infinite and is reported below
         floats = np.ascontiguousarray(array, dtype=np.float32)
     for start in range(0, len(floats), _BLOCK):
-        finite = np.isfinite(floats[start : start + _BLOCK]).all(axis=1)
+        block = floats[start : start + _BLOCK]
+        finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             row = start + int(np.argmin(finite))
             raise SearchError(f"The '{name}' parameter must hold finite numbers. Row {row} has NaN or infinity.")
+        if block.size and max(block.max(), -block.min()) > LARGEST:
+            raise SearchError(f"The '{name}' parameter must hold numbers of up to {LARGEST:g}. Got a larger one.")
     return floats
 
 
@@ -83,9 +87,11 @@ def checked_groups(groups: Sequence[int] | None, dimension: int) -> tuple[int, .
     return sizes
 
 
-def checked_count(value: int, name: str, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise SearchError(f"The '{name}' parameter must be a whole number of at least {least}. Got {value!r} instead.")
+def checked_count(value: int, name: str, least: int = 1, most: int | None = None) -> int:
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise SearchError(f"The '{name}' parameter must be a whole number {limits}. Got {value!r} instead.")
     return int(value)
 
 

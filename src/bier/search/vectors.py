@@ -218,7 +218,7 @@ class Graph:
         flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
         try:
             index = faiss.read_index(str(path), flags)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             raise SearchError(f"The graph {path} is damaged: {_last_line(error)}. Build the index again.") from error
         if index.d != dimension or index.ntotal != rows:
             raise SearchError(

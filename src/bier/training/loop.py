@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bier import distributed
+from bier import distributed, files
 from bier.config import Config, TrainConfig
-from bier.errors import ConfigError, DataError, TrainingError
+from bier.errors import BierError, ConfigError, DataError, TrainingError
 from bier.evaluate.dataset import find_same
 from bier.method import equations
 from bier.models.model import is_pretrained
@@ -126,8 +126,9 @@ def train(
     """
     run = Path(out) if out is not None else run_folder.default_folder(config)
     observer = observer or Silent()
-    with distributed.process_group():
-        _check_folder(run, config, resume)
+    _check_folder(run, config, resume)
+    with distributed.process_group(), _only_process(run):
+        _check_folder(run, config, resume)  # again: another process may have begun a run in it meanwhile
         _check_snapshots(run, config, snapshots)
         setup = build(config, run, observer.prepare, metric)
         optimizer = build_optimizer(config, setup.objective)
@@ -259,6 +260,11 @@ def _check_folder(run: Path, config: Config, resume: bool) -> None:
     run_folder.check_same_config(run, config)
 
 
+def _only_process(run: Path) -> AbstractContextManager[None]:
+    """The lock of the run folder, held by the first of several processes."""
+    return files.locked(run, "training in") if distributed.rank() == 0 else nullcontext()
+
+
 def _check_snapshots(run: Path, config: Config, snapshots: Collection[int]) -> None:
     newest = run_folder.newest(run / run_folder.CHECKPOINTS)
     reached = run_folder.step_of(newest) if newest else 0
@@ -350,6 +356,15 @@ def _start_or_restore(
         torch.manual_seed(config.seed + distributed.rank())
         return TrainerState()
     saved = run_folder.read_checkpoint(newest)
+    try:
+        return _restored(saved, run_folder.step_of(newest), setup, optimizer)
+    except BierError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise run_folder.damaged_checkpoint(newest, error) from error
+
+
+def _restored(saved: Checkpoint, step: int, setup: TrainingSetup, optimizer: torch.optim.Optimizer) -> TrainerState:
     if (processes := len(saved.random["cpu"])) != distributed.world():
         raise ConfigError(f"The run was made by {processes} processes and must go on with as many.")
     setup.objective.load_state_dict(saved.objective)
@@ -359,7 +374,10 @@ def _start_or_restore(
     # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
     random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
     run_folder.set_random_state(setup.device, random)
-    return TrainerState(**saved.trainer)
+    state = TrainerState(**saved.trainer)
+    if state.step != step:
+        raise ValueError(f"it is of step {state.step!r}")
+    return state
 
 
 def _save(

@@ -1,6 +1,5 @@
 """The run folder: config, metrics, TensorBoard events, checkpoints and models."""
 
-import errno
 import json
 import os
 import platform
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import bier
@@ -48,25 +47,32 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint) -> Path:
-    """Write `folder/step-N`, aside and flushed, then renamed. A full disk is a TrainingError and changes nothing."""
+    """Write `folder/step-N`, aside and flushed, then renamed. A full disk is a TrainingError and changes nothing.
+
+    Its SHA256SUMS can be checked with `sha256sum -c`.
+    """
     target = folder / f"{STEP}{step}"
     content = BytesIO()  # torch's own writer to a file reports a full disk as a RuntimeError without a reason
     torch.save(vars(checkpoint), content)
     with writing(target, folder), files.folder_aside(target) as aside:
         (aside / STATE).write_bytes(content.getbuffer())
+        files.write_checksums(aside)
     return target
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     try:
+        files.check_files(path, STATE)
         if (path / "state.safetensors").exists():
             return _read_old_checkpoint(path)
         return Checkpoint(**torch.load(path / STATE, map_location="cpu", weights_only=True))
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TrainingError(
-            f"The checkpoint {path} cannot be read ({reason}); remove it to go on from the one before."
-        ) from error
+        raise damaged_checkpoint(path, error) from error
+
+
+def damaged_checkpoint(path: Path, error: Exception) -> TrainingError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return TrainingError(f"The checkpoint {path} cannot be read ({reason}); remove it to go on from the one before.")
 
 
 def _read_old_checkpoint(path: Path) -> Checkpoint:
@@ -128,11 +134,9 @@ def writing(target: Path, checkpoints: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        reason = "the disk is full" if full else error.strerror or str(error)
         previous = newest(checkpoints)
         rest = f"{previous} is intact; free some space and resume" if previous else "no earlier checkpoint exists"
-        raise TrainingError(f"Could not write {target}: {reason}. {rest}.") from error
+        raise TrainingError(f"Could not write {target}: {files.reason(error)}. {rest}.") from error
 
 
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
@@ -157,7 +161,8 @@ def save_model(run: Path, model: Model, metric: nn.Module, step: int | None = No
     folder = model_folder(run, step)
     with writing(folder, run / CHECKPOINTS):
         if isinstance(metric, BoostedClassifier):
-            files.write(classifier_file(folder), save(metric.state_dict()))
+            weights = {name: value.detach().cpu().numpy() for name, value in metric.state_dict().items()}
+            files.write(classifier_file(folder), files.pack(weights))
         model.save(folder)
     return folder
 
@@ -237,12 +242,21 @@ class Metrics:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without an incomplete last line that a killed run has left."""
     path = run / METRICS
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line)
+            if type(row["step"]) is not int:
+                raise TypeError(f"the step is {row['step']!r}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise TrainingError(
+                f"Line {number} of {path} is damaged ({error}). Remove the line, or the lines from there on; "
+                "a resumed run writes those after its checkpoint again."
+            ) from error
+        rows.append(row)
     return rows
 
 
