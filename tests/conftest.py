@@ -1,6 +1,7 @@
 """Fixtures that many tests share."""
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,23 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
+
+# Files whose tests look into /proc, and files that need Unix signals, resource limits, fork or make.
+NEED_PROC = ["test_files.py", "training/test_checkpoint.py", "training/test_distributed.py"]
+NEED_UNIX = [
+    "cli/test_paper.py",
+    "cli/test_serve.py",
+    "cli/test_train.py",
+    "images/test_cache.py",
+    "images/test_workers.py",
+    "method/test_gather_distributed.py",
+    "reliability",
+    "test_project.py",
+    "training/test_classification.py",
+    "training/test_full_disk.py",
+    "training/test_loop.py",
+]
+collect_ignore = {"linux": [], "win32": NEED_PROC + NEED_UNIX}.get(sys.platform, NEED_PROC)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import bier
 from bier.errors import MissingExtraError, needs
@@ -146,3 +147,40 @@ def test_make_demo_installs_no_test_tools() -> None:
     assert "--editable '.[serve]'" in planned
     assert "[dev]" not in planned
     assert "bier demo" in planned
+
+
+def test_the_files_of_the_code_host_can_be_read() -> None:
+    """Workflows, forms and the citation are YAML; a workflow that calls make names targets that exist."""
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / "CITATION.cff", ROOT / ".pre-commit-config.yaml"]
+    assert len(files) >= 7
+    for path in files:
+        assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict), path
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    called = [name for path in files for name in re.findall(r"run: make ([a-z]+)", path.read_text(encoding="utf-8"))]
+    assert set(called) <= targets
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert released[0] == bier.__version__
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    """As `pipx run --spec WHEEL bier demo`: built, installed with its dependencies, and the demo cut to 5 steps."""
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name.startswith(f"bier_ml-{bier.__version__}-")
+    run(sys.executable, "-m", "venv", tmp_path / "empty")
+    programs = tmp_path / "empty" / ("Scripts" if sys.platform == "win32" else "bin")
+    run(programs / "python", "-m", "pip", "install", "-q", wheel)
+    found = json.loads(run(programs / "bier", "demo", "--steps", "5", "--out", tmp_path / "demo", "--json"))
+    assert set(found["methods"]) == {"baseline", "a-bier"}
+    assert Path(found["report"]).is_file()

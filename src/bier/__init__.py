@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bier.training.loop import train as train
     from bier.training.methods import resolve as resolve
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "ActivationLoss": "bier.method.diversity",
