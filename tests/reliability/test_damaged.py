@@ -1,0 +1,214 @@
+"""Damaged models, checkpoints, embeddings, indexes and caches: one line, or the answer of the undamaged file."""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import bier
+from bier.collection import KS
+from bier.errors import BierError
+from bier.evaluate.recall import recall_at_k
+from bier.images import ImageDataset
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbones import build_backbone
+from bier.models.model import Model
+from bier.search import Index, embeddings, read_embeddings
+from bier.training import resolve
+from bier.training.run_folder import read_checkpoint
+
+VECTORS = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
+ABOUT = {"paths": [f"{n}.jpg" for n in range(12)], "labels": ["a", "b"] * 6, "groups": [2, 4], "weighting": "sqrt"}
+
+
+def damaged(content: bytes, few: int, soak: bool, draw: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Truncations (all of them in the long form, up to 4,096) and flips of one to three bits."""
+    most = 4096 if soak else few
+    for length in sorted(draw.sample(range(len(content)), min(most, len(content)))):
+        yield f"cut to {length}", content[:length]
+    for _ in range(2000 if soak else few):
+        changed, places = (
+            bytearray(content),
+            draw.sample(range(len(content)), min(draw.choice((1, 1, 3)), len(content))),
+        )
+        for place in places:
+            changed[place] ^= 1 << draw.randrange(8)
+        yield f"flipped at {places}", bytes(changed)
+    for extra in (b"\0", b"}", content):
+        yield "longer", content + extra
+
+
+def attack(
+    tally: Any, family: str, folder: Path, answer: Callable[[], bytes], soak: bool, few: int = 20, redone: bool = False
+) -> None:
+    """Damage each file of a folder in turn. redone: damage must go unnoticed, since what is damaged is made again."""
+    expected = answer()
+    draw = random.Random(0)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        for what, changed in damaged(content, few, soak, draw) if content else ():
+            file.write_bytes(changed)
+            survived, lost, note = True, False, f"{file.name} {what}"
+            try:
+                lost = answer() != expected
+            except BierError as error:
+                survived = not redone and "\n" not in str(error)
+                note += f": {error}"
+            except Exception as error:
+                survived, note = False, f"{note}: {error!r}"
+            tally.case(family, survived, lost, note)
+            file.write_bytes(content)
+    assert answer() == expected
+
+
+def digest(*arrays: Any) -> bytes:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).digest()
+
+
+def test_models(tally: Any, soak: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(build_backbone("features", features=6), EmbeddingEnsemble(6, (2, 4)), metadata={"data": "x"})
+    model.save(tmp_path / "model")
+
+    def answer() -> bytes:
+        loaded = bier.load(tmp_path / "model")
+        return digest(loaded.encode(VECTORS)) + json.dumps(loaded.metadata).encode()
+
+    attack(tally, "damaged models", tmp_path / "model", answer, soak, few=100)
+
+
+def test_checkpoints(tally: Any, soak: bool, features_file: Path, tmp_path: Path) -> None:
+    settings = {"data.root": str(features_file), "model.embedding": 6, "diversity.hidden": 4, "train.steps": 2}
+    settings |= {"train.batch_classes": 2, "train.batch_images": 2}
+    run = bier.train(resolve("a-bier", "features", settings), tmp_path / "run").folder
+
+    def answer() -> bytes:
+        state = read_checkpoint(run / "checkpoints" / "step-2")
+        weights = [value.numpy() for _, value in sorted(state.objective.items())]
+        return digest(*weights, state.random["cpu"].numpy()) + repr((state.trainer, state.sampler)).encode()
+
+    attack(tally, "damaged checkpoints", run / "checkpoints" / "step-2", answer, soak, few=60)
+
+
+def write_embeddings(out: Path) -> None:
+    writer = embeddings.EmbeddingsWriter(out, 12, "x")
+    writer.begin()
+    writer.write(0, VECTORS, 2 * VECTORS)
+    writer.finish(ABOUT)
+
+
+def test_embeddings(tally: Any, soak: bool, tmp_path: Path) -> None:
+    out = tmp_path / "e" / "v.safetensors"
+    write_embeddings(out)
+
+    def answer() -> bytes:
+        known = read_embeddings(out, raw=True)
+        words = (known.paths, known.labels, known.groups, known.model, known.root, known.weighting)
+        return digest(known.vectors, known.raw) + repr(words).encode()
+
+    attack(tally, "damaged embeddings", out.parent, answer, soak, few=100)
+
+
+def test_shards_are_computed_again(tally: Any, soak: bool, tmp_path: Path) -> None:
+    out = tmp_path / "v.safetensors"
+
+    def begun() -> embeddings.EmbeddingsWriter:
+        writer = embeddings.EmbeddingsWriter(out, 12, "x")
+        if not writer.begin():
+            writer.write(0, VECTORS, 2 * VECTORS)
+        return writer
+
+    def answer() -> bytes:
+        writer = begun()
+        shutil.copytree(writer.parts, tmp_path / "kept", dirs_exist_ok=True)
+        writer.finish(ABOUT)
+        shutil.move(tmp_path / "kept", writer.parts)
+        return digest(read_embeddings(out).vectors)
+
+    begun()
+    attack(tally, "damaged shards", out.with_suffix(".parts"), answer, soak, redone=True)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_indexes(tally: Any, soak: bool, tmp_path: Path, kind: Any) -> None:
+    built = Index.build(VECTORS, ABOUT["paths"], (2, 4), ABOUT["labels"], [{"n": 1}] * 12, kind, about={"model": {}})
+    built.save(tmp_path / "index")
+
+    def answer() -> bytes:
+        index = Index.load(tmp_path / "index")
+        found = index.search(VECTORS, 3)
+        return digest(found.scores) + repr((found.ids.tolist(), index.entries(index.ids), index.about)).encode()
+
+    attack(tally, f"damaged indexes, {kind}", tmp_path / "index", answer, soak, few=40)
+
+
+def test_prepared_pixels_are_read_again(tally: Any, soak: bool, tmp_path: Path) -> None:
+    """A cache is no source of truth: whatever happens to it, the pixels are those of the pictures."""
+    paths = [tmp_path / f"{number}.png" for number in range(4)]
+    for number, path in enumerate(paths):
+        noise = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(path)
+
+    def answer() -> bytes:
+        dataset = ImageDataset(paths, 8, cache=tmp_path / "cache", workers=0)
+        return digest(*(dataset.prepared(number) for number in range(4)))
+
+    answer()
+    attack(tally, "damaged pixel caches", tmp_path / "cache", answer, soak, few=40, redone=True)
+
+
+def test_a_cache_of_an_earlier_version_gets_its_sums(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+    first = ImageDataset([path], 8, cache=tmp_path / "cache", workers=0).prepared(0)
+    (sums,) = (tmp_path / "cache").rglob("sums")
+    kept = sums.read_bytes()
+    sums.unlink()
+    again = ImageDataset([path], 8, cache=tmp_path / "cache", workers=0)
+    np.testing.assert_array_equal(again.prepared(0), first)
+    assert sums.read_bytes() == kept
+
+
+def test_embeddings_without_a_checksum_are_read_with_the_json_beside_them(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"vectors": VECTORS}, tmp_path / "v.safetensors")
+    (tmp_path / "v.json").write_text(json.dumps(ABOUT))
+    known = read_embeddings(tmp_path / "v.safetensors")
+    assert (known.paths, known.labels) == (ABOUT["paths"], ABOUT["labels"])
+    (tmp_path / "v.json").unlink()
+    with pytest.raises(BierError, match="with a JSON file beside it"):
+        read_embeddings(tmp_path / "v.safetensors")
+
+
+def test_words_that_were_changed_by_hand_are_not_ignored(tmp_path: Path) -> None:
+    out = tmp_path / "v.safetensors"
+    write_embeddings(out)
+    out.with_suffix(".json").write_text(json.dumps({**ABOUT, "labels": ["c"] * 12}))
+    with pytest.raises(BierError, match=r"v\.json must be what .*v\.safetensors holds, and it was changed since"):
+        read_embeddings(out)
+    out.with_suffix(".json").unlink()
+    assert read_embeddings(out).labels == ABOUT["labels"]
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-20, 1e38, 1e-30])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_recall_of_long_and_short_vectors(tally: Any, scale: float, kind: type[Any]) -> None:
+    """Scores that overflow or underflow in float32 once made every query a miss."""
+    labels = np.repeat(np.arange(6), 8)
+    vectors = np.random.default_rng(0).normal(size=(6, 16))[labels] + np.random.default_rng(1).normal(size=(48, 16))
+    vectors /= np.abs(vectors).max()
+    expected = recall_at_k(vectors, labels, KS)
+    found = recall_at_k((vectors * scale).astype(kind), labels, KS)
+    tally.case("recall of scaled vectors", found == expected, note=f"{scale:g}: {found}, expected {expected}")
+    others = recall_at_k((vectors * scale).astype(kind), labels, KS, vectors, labels)
+    expected = recall_at_k(vectors, labels, KS, vectors, labels)
+    tally.case("recall of scaled vectors", others == expected, note=f"{scale:g} with a gallery: {others}")
