@@ -1,13 +1,16 @@
 """Fixtures that many tests share."""
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import save_file
+
+from bier.cli import main
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 
@@ -55,3 +58,20 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
             noisy = np.clip(pattern + random.normal(scale=40, size=pattern.shape), 0, 255).astype(np.uint8)
             Image.fromarray(noisy).save(folder / f"{number}.png")
     return root
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`cli("train", "--data", ...)` runs a command in this process, through the same door as a terminal does, and gives
+    the exit code, standard output and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bier", *map(str, arguments)])
+        monkeypatch.setattr("bier.cli.terminal.console.width", 2000)  # no line is broken
+        monkeypatch.setattr("bier.cli.terminal.SECONDS_BETWEEN_LINES", 3600)  # progress, on a slow machine
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, said = capsys.readouterr()
+        return int(ended.value.code or 0), out, said
+
+    return run
