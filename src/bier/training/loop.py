@@ -357,14 +357,16 @@ def _start_or_restore(
         return TrainerState()
     saved = run_folder.read_checkpoint(newest)
     try:
-        return _restored(saved, run_folder.step_of(newest), setup, optimizer)
+        return _restored(saved, run_folder.step_of(newest), setup, optimizer, average)
     except BierError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
         raise run_folder.damaged_checkpoint(newest, error) from error
 
 
-def _restored(saved: Checkpoint, step: int, setup: TrainingSetup, optimizer: torch.optim.Optimizer) -> TrainerState:
+def _restored(
+    saved: Checkpoint, step: int, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage
+) -> TrainerState:
     if (processes := len(saved.random["cpu"])) != distributed.world():
         raise ConfigError(f"The run was made by {processes} processes and must go on with as many.")
     setup.objective.load_state_dict(saved.objective)
