@@ -363,22 +363,26 @@ def _check_together(config: Config) -> None:
         raise ValueError("A diversity loss needs at least 2 groups; set model.groups=3 or diversity.name=none.")
     if config.model.start in ("activation", "adversarial") and count < 2:
         raise ValueError("A solved start of the embedding layer needs at least 2 groups; set model.start=glorot.")
-    if config.loss.boosting == "shrinkage" and config.loss.name != "binomial-deviance":
-        raise ValueError(
-            f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{config.loss.name}' instead."
-        )
-    given = [key for key in ("settings", "miner", "miner_settings") if getattr(config.loss, key)]
-    if given and config.loss.name in LOSSES:
-        raise ValueError(
-            f"'loss.{given[0]}' goes with a loss of pytorch-metric-learning. Got loss.name={config.loss.name} instead."
-        )
-    if config.loss.miner_settings and not config.loss.miner:
-        raise ValueError("'loss.miner_settings' are the arguments of 'loss.miner'; set that too.")
+    _check_loss(config.loss)
     if config.model.trunk_views and not config.model.trainable_from:
         raise ValueError("'model.trunk_views' caches what 'model.trainable_from' freezes; set that stage too.")
     for name in ("warmup", "embedding_warmup"):
         if (length := getattr(config.train, name)) > config.train.steps:
             raise ValueError(f"'train.{name}' = {length} is longer than 'train.steps' = {config.train.steps}.")
+
+
+def _check_loss(loss: LossConfig) -> None:
+    if loss.boosting == "shrinkage" and loss.name != "binomial-deviance":
+        raise ValueError(
+            f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{loss.name}' instead."
+        )
+    given = [key for key in ("settings", "miner", "miner_settings") if getattr(loss, key)]
+    if given and loss.name in LOSSES:
+        raise ValueError(
+            f"'loss.{given[0]}' goes with a loss of pytorch-metric-learning. Got loss.name={loss.name} instead."
+        )
+    if loss.miner_settings and not loss.miner:
+        raise ValueError("'loss.miner_settings' are the arguments of 'loss.miner'; set that too.")
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
