@@ -46,7 +46,8 @@ def test_a_key_like_no_other_gets_no_suggestion() -> None:
         ("train.learning_rate", False, "a number"),
         ("model.pretrained", 1, "true or false"),
         ("data.root", True, "text"),
-        ("loss.name", "hinge", "binomial-deviance, contrastive, triplet, cross-entropy"),
+        ("loss.name", "hinge", "binomial-deviance, contrastive, triplet, cross-entropy, or the name of a loss class"),
+        ("loss.settings", [2], "a table such as {alpha=2, base=0.5}"),
         ("loss.name", ["triplet"], "binomial-deviance"),
         ("train.optimizer", "lion", "adam, adamw, sgd"),
         ("model.groups", "three", "96-160-256"),
@@ -169,6 +170,9 @@ def test_settings_on_the_command_line() -> None:
         'loss.name="triplet"',
         "data.cache=a=b",
     ]
+    assert parse_settings(["loss.settings={alpha=2, distance='LpDistance'}"]) == {
+        "loss.settings": {"alpha": 2, "distance": "LpDistance"}
+    }
     parsed = parse_settings(pairs)
     assert parsed == {
         "train.steps": 500,

@@ -33,7 +33,7 @@ HOMES = {
     "matlab": {"data/benchmarks.py"},
     "onnx": {"models/export.py"},
     "milvus": {"search/milvus.py"},
-    "peers": {"paper/runner.py"},
+    "peers": {"method/library.py"},
     "lite": {"models/timm_models.py"},
 }
 

@@ -20,10 +20,13 @@ from bier.method import defaults
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # ours; all others are the library's
 LIMITS = (("at least", "ge"), ("at most", "le"))
 GROUPS = "a number of groups or sizes like 96-160-256"
 LARGEST = 2**63 - 1  # TOML's largest whole number, and torch's largest seed
 WIDEST, LARGEST_PICTURE, MOST_WORKERS = 2**20, 8192, 1024  # beyond these memory or processes run out before any step
+LOSS = f"one of {', '.join(LOSSES)}, or the name of a loss class of pytorch-metric-learning"
+TABLE = "a table such as {alpha=2, base=0.5}"
 
 
 def setting(
@@ -55,8 +58,17 @@ def _group_sizes(value: Any) -> Any:
     return value
 
 
+def _loss_name(value: Any) -> Any:
+    """One of ours, or what looks like the name of a class. Whether there is such a class, the library knows."""
+    if value in LOSSES or (isinstance(value, str) and value.isidentifier() and value[0].isupper()):
+        return value
+    raise ValueError
+
+
 Text = Annotated[str, BeforeValidator(_text)]
 Groups = Annotated[int | tuple[int, ...], BeforeValidator(_group_sizes)]
+LossName = Annotated[str, BeforeValidator(_loss_name)]
+Table = dict[str, bool | int | float | str]
 
 
 class Section(BaseModel):
@@ -130,12 +142,21 @@ class ModelConfig(Section):
 
 class LossConfig(Section):
     section = "loss"
-    name: Literal["binomial-deviance", "contrastive", "triplet", "cross-entropy"] = setting(
-        "binomial-deviance", "the loss; cross-entropy is for classification"
+    name: LossName = setting(
+        "binomial-deviance",
+        "the loss, ours or a class of pytorch-metric-learning such as MultiSimilarityLoss; cross-entropy is for "
+        "classification",
     )
-    boost: bool = setting(defaults.BOOST, "weigh pairs for each learner by how wrong the ensemble so far is")
-    boosting: Literal["eta", "shrinkage"] = setting(
-        defaults.BOOSTING, "how pairs are weighed: by the loss's derivative (Algorithm 1), or the authors' gentler form"
+    settings: Table = setting({}, "arguments of a loss of pytorch-metric-learning; a distance or reducer by its name")
+    miner: Text = setting(
+        "", "a miner of pytorch-metric-learning, such as DistanceWeightedMiner, for one of its losses"
+    )
+    miner_settings: Table = setting({}, "arguments of the miner")
+    boost: bool = setting(defaults.BOOST, "weight pairs for each learner by how wrong the ensemble so far is")
+    boosting: Literal["eta", "shrinkage", "gradient"] = setting(
+        defaults.BOOSTING,
+        "weight pairs by the loss's derivative (Algorithm 1) or in the authors' gentler form, or train each learner "
+        "with the gradient of the loss at the ensemble so far",
     )
     beta1: float = setting(defaults.BETA1, "slope of binomial deviance")
     beta2: float = setting(defaults.BETA2, "threshold of binomial deviance")
@@ -286,7 +307,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             value = text.strip()
         # TOML takes sizes like 1000-12-10 for a day
-        settings[key.strip()] = value if isinstance(value, bool | int | float | str | list) else text.strip()
+        settings[key.strip()] = value if isinstance(value, bool | int | float | str | list | dict) else text.strip()
     return settings
 
 
@@ -320,7 +341,10 @@ def _allowed(field: FieldInfo) -> str:
         return f"one of {', '.join(get_args(field.annotation))}"
     words = [(word, limit) for one in field.metadata for word, name in LIMITS for limit in [getattr(one, name, None)]]
     limits = " and ".join(f"{word} {limit}" for word, limit in words if limit is not None)
-    return ", ".join(filter(None, [KINDS.get(field.annotation, GROUPS), limits]))  # type: ignore[arg-type]
+    if any(getattr(one, "func", None) is _loss_name for one in field.metadata):
+        return LOSS
+    kind = TABLE if field.annotation == Table else KINDS.get(field.annotation, GROUPS)  # type: ignore[arg-type]
+    return ", ".join(filter(None, [kind, limits]))
 
 
 def _explained(section: type[Section], error: ValidationError) -> str:
@@ -363,15 +387,26 @@ def _check_together(config: Config) -> None:
         raise ValueError("A diversity loss needs at least 2 groups; set model.groups=3 or diversity.name=none.")
     if config.model.start in ("activation", "adversarial") and count < 2:
         raise ValueError("A solved start of the embedding layer needs at least 2 groups; set model.start=glorot.")
-    if config.loss.boosting == "shrinkage" and config.loss.name != "binomial-deviance":
-        raise ValueError(
-            f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{config.loss.name}' instead."
-        )
+    _check_loss(config.loss)
     if config.model.trunk_views and not config.model.trainable_from:
         raise ValueError("'model.trunk_views' caches what 'model.trainable_from' freezes; set that stage too.")
     for name in ("warmup", "embedding_warmup"):
         if (length := getattr(config.train, name)) > config.train.steps:
             raise ValueError(f"'train.{name}' = {length} is longer than 'train.steps' = {config.train.steps}.")
+
+
+def _check_loss(loss: LossConfig) -> None:
+    if loss.boosting == "shrinkage" and loss.name != "binomial-deviance":
+        raise ValueError(
+            f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{loss.name}' instead."
+        )
+    given = [key for key in ("settings", "miner", "miner_settings") if getattr(loss, key)]
+    if given and loss.name in LOSSES:
+        raise ValueError(
+            f"'loss.{given[0]}' goes with a loss of pytorch-metric-learning. Got loss.name={loss.name} instead."
+        )
+    if loss.miner_settings and not loss.miner:
+        raise ValueError("'loss.miner_settings' are the arguments of 'loss.miner'; set that too.")
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

@@ -10,11 +10,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from bier.errors import BierError, MissingExtraError
+from bier.errors import BierError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
-from bier.paper.runner import peer
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -49,6 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("index", "faiss", ["index", "vectors.safetensors", "--out", "graph", "--kind", "hnsw"]),
         ("milvus", "pymilvus", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
         ("milvus", "milvus_lite", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
+        ("peers", "pytorch_metric_learning", ["train", "--data", "glyphs", "--set", "loss.name=CircleLoss"]),
         ("serve", "fastapi", ["serve", "model", "--images", "."]),
         ("serve", "uvicorn", ["serve", "model", "--images", "."]),
         ("serve", "python_multipart", ["serve", "model", "--images", "."]),
@@ -74,12 +74,6 @@ def test_exact_search_works_without_faiss(
     code, out, said = cli("search", tmp_path / "index", "3.png", "-k", 5, "--json")
     assert code == 0, said
     assert len(json.loads(out)["results"]) == 5
-
-
-def test_losses_of_other_authors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
-    with pytest.raises(MissingExtraError, match=r"bier-ml\[peers\]"):
-        peer("ContrastiveLoss")
 
 
 def test_weights_of_larger_backbones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,3 +296,43 @@ def test_a_users_own_triplet_loss_by_loops() -> None:
             terms.append(weights[-1] * loss(cosine(z[a, 2:], z[p, 2:]), cosine(z[a, 2:], z[n, 2:])).item())
     assert parts.learners[1].item() == pytest.approx(sum(terms) / len(terms), abs=1e-10)
     assert parts.positive_weights[1].item() == pytest.approx(sum(weights) / len(weights), abs=1e-10)
+
+
+@pytest.mark.parametrize("groups", GROUPINGS)
+@pytest.mark.parametrize("kind", [BinomialDeviance(cost=5.0), Contrastive(), Triplet(margin=0.3)], ids=repr)
+def test_functional_gradient(groups: tuple[int, ...], kind: PairLoss) -> None:
+    """Eq. (7c) pair by pair and triplet by triplet: the earlier learners enter as Python numbers."""
+    z, labels = batch(groups)
+    starts = [sum(groups[:m]) for m in range(len(groups))]
+
+    def running(i: int, j: int) -> list[Tensor]:
+        scores, before = [], 0.0
+        for m, (start, size) in enumerate(zip(starts, groups, strict=True), start=1):
+            own = cosine(z[i, start : start + size], z[j, start : start + size])
+            scores.append((1 - 2 / (m + 1)) * before + 2 / (m + 1) * own)
+            before = scores[-1].item()
+        return scores
+
+    scores = {(i, j): running(i, j) for i in range(len(z)) for j in range(len(z)) if i != j}
+    same = {(i, j): bool(labels[i] == labels[j]) for i, j in scores}
+    learners = []
+    for m in range(len(groups)):
+        if isinstance(kind, Triplet):
+            triplets = [
+                torch.clamp(scores[a, n][m] - scores[a, p][m] + 0.3, min=0)
+                for a, p in scores
+                for n in range(len(z))
+                if same[a, p] and n != a and not same[a, n]
+            ]
+            learners.append(torch.stack(triplets).mean())
+        else:
+            kinds = [
+                [naive_loss(kind, y, scores[i, j][m]) for i, j in scores if same[i, j] == y] for y in (True, False)
+            ]
+            learners.append(sum(torch.stack(values).mean() for values in kinds))
+    expected = torch.stack(learners)
+    parts = BoostedLoss(groups, kind, boosting="gradient").parts(z, labels)
+    assert torch.allclose(parts.learners, expected, atol=1e-12)
+    assert parts.positive_weights.tolist() == pytest.approx([1.0] * len(groups))
+    gradients = [torch.autograd.grad(one, z)[0] for one in (parts.total, expected.mean())]
+    assert torch.allclose(*gradients, atol=1e-10)

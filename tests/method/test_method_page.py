@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "method.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 LINKS = re.findall(r"\[([^\]]+)\]\(([^)]+)\)", TEXT)
 NUMBERS = re.findall(r"\\tag\{(\w+)\}", TEXT)
-EXPECTED = [*map(str, range(1, 8)), "7b", *map(str, range(8, 21))]
+EXPECTED = [*map(str, range(1, 8)), "7b", "7c", *map(str, range(8, 21))]
 
 
 def defined(path: Path) -> set[str]:
@@ -55,7 +55,7 @@ def test_docstrings_cite_numbers_that_exist(path: Path) -> None:
 
 def test_every_equation_is_cited_in_a_docstring() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/bier").rglob("*.py"))
-    covered = set(re.findall(r"\((\d+b?)\)", source))
+    covered = set(re.findall(r"\((\d+[bc]?)\)", source))
     for first, last in re.findall(r"Eq\. \((\d+)\) to \((\d+)\)", source):
         covered |= {str(number) for number in range(int(first), int(last) + 1)}
     assert set(EXPECTED) <= covered

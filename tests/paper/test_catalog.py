@@ -37,7 +37,7 @@ def test_every_experiment_is_there() -> None:
         ("end-to-end", "Stagewise: features fixed", "recall", 52.0),
         ("datasets", "vehicleid large, A-BIER", "recall", 81.9),
         ("cifar10", "Quick-Wider, Adversarial BIER", "accuracy", 83.21),
-        ("peers", "Proxy-NCA (peer)", "recall", 49.2),
+        ("peers", "Proxy-NCA-512", "recall", 49.2),
     ],
 )
 def test_what_the_paper_got(name: str, label: str, key: str, expected: float) -> None:
@@ -61,15 +61,27 @@ def test_tables_share_their_runs(budget: Budget) -> None:
     baseline = key("strength", "Baseline-512")
     for name, label in [("losses", "Binomial-Deviance-512"), ("groups", "Baseline-512"), ("summary", "Baseline")]:
         assert key(name, label) == baseline
-    assert key("datasets", "cub, Baseline") == key("peers", "Baseline-512") == baseline
+    assert key("datasets", "cub, Baseline") == key("peers", "Binomial-Deviance-512") == baseline
     bier = key("strength", "BIER-96-160-256")
     assert key("initialisation", "Activation Loss") == key("embedding-size", "BIER-96-160-256") == bier
     assert key("lambda", "Adversarial Loss, lambda_div 0.001") == key("datasets", "cub, A-BIER")
     assert key("datasets", "vehicleid small, BIER") == key("datasets", "vehicleid large, BIER")
-    assert len({baseline, bier, key("peers", "Triplet (peer)"), key("losses", "Triplet-512")}) == 4
+    assert len({baseline, bier, key("peers", "Triplet-512"), key("losses", "Triplet-512")}) == 4
     assert key("auxiliary", "No auxiliary loss, ten times the rate") != bier
     partial = key("end-to-end", "All layers, BIER") != bier
     assert partial == (budget is MAIN)  # the paper's own setting trains all layers anyway
+
+
+def test_peers_alone_and_boosted() -> None:
+    """Ten losses, each with both embeddings and a search of its own for the rate, as binomial deviance has it."""
+    rows = [row for row in experiment("peers").rows if "loss.name" in row.settings]
+    configs = [config_of(row, MAIN) for row in rows]
+    assert len({config.loss.name for config in configs}) == len(configs) // 2 == 10
+    assert [config.loss.boost for config in configs] == [False, True] * 10
+    assert [config.model.groups for config in configs] == [(512,), (96, 160, 256)] * 10
+    assert all(len(Job(row, MAIN, 0).searches) == 2 for row in rows)
+    (margin,) = {(one.loss.miner, tuple(one.loss.settings)) for one in configs if one.loss.name == "MarginLoss"}
+    assert margin == ("DistanceWeightedMiner", ("learn_beta",))
 
 
 def test_a_plan_has_each_run_once_and_its_needs_first() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from filelock import FileLock
 
 from bier.config import Config
@@ -17,7 +16,7 @@ from bier.paper import runner
 from bier.paper.budgets import MAIN, SMOKE
 from bier.paper.experiments import Experiment, experiment
 from bier.paper.results import Job, plan
-from bier.paper.runner import Places, peer, run
+from bier.paper.runner import Places, run
 from bier.paper.tiny import draw_tiny_data
 from bier.training import train
 
@@ -185,19 +184,17 @@ def test_results_of_other_data_are_refused(root: Path, tmp_path: Path) -> None:
         run([only("summary", "Baseline")], SMOKE, places, Watch())
 
 
-def test_a_peer_s_own_weights_are_trained() -> None:
-    loss = peer("ProxyNCALoss")(8, 3)
-    assert [tuple(weight.shape) for weight in loss.parameters()] == [(3, 8)]
-    z = torch.randn(6, 8, requires_grad=True)
-    labels = torch.tensor([0, 0, 1, 1, 2, 2])
-    parts = loss.parts(z, labels)  # type: ignore[operator]
-    loss(z, labels).backward()
-    assert torch.equal(loss(z, labels), parts.total)
-    assert parts.learners.tolist() == [parts.total.item()]
-    assert parts.positive_weights.tolist() == parts.negative_weights.tolist() == [1.0]
-    assert next(loss.parameters()).grad is not None
-    with pytest.raises(ConfigError, match="has no loss 'NoLoss'"):
-        peer("NoLoss")
+def test_a_loss_of_other_authors_is_boosted(root: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    run([only("peers", "Margin-96-160-256")], SMOKE, Places(root, tmp_path), watch)
+    (result,) = lines(tmp_path)
+    assert (result["settings"]["loss.name"], result["settings"]["loss.settings"]) == (
+        "MarginLoss",
+        {"learn_beta": True},
+    )
+    assert "learner-3" in result["recall"]
+    again = run([only("peers", "Margin-96-160-256")], SMOKE, Places(root, tmp_path), watch)
+    assert again.made == []
 
 
 def test_two_processes_share_the_work(root: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import difflib
 import shutil
 import textwrap
 from collections.abc import Iterable
+from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,4 +80,6 @@ def _shown(value: Any) -> str:
     """A value as `--set` takes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}={dumps(one)}" for key, one in value.items()) + "}"
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value) or '""'

@@ -10,6 +10,7 @@ from bier.distributed import gather
 from bier.errors import ConfigError, DataError
 from bier.method import defaults, equations
 from bier.method.ensemble import checked_groups
+from bier.method.library import LibraryLoss, is_from_library
 from bier.method.losses import BinomialDeviance, pair_weight, triplet_weight
 
 BAND = 128  # rows of the batch whose pairs are worked on at once
@@ -36,17 +37,22 @@ class BoostedLoss(nn.Module):
     Args:
         groups: the size of each learner. A single group gives the plain (baseline) loss.
         loss: a loss on pairs or triplets, by default `BinomialDeviance()`; see `bier.method.losses` for the interface.
+            Or a loss of pytorch-metric-learning, such as `MultiSimilarityLoss()`; see `bier.method.library` for how it
+            is boosted. Its proxies, if it has any, are of the size of the whole embedding.
         boost: False gives every pair the weight 1 for every learner.
-        boosting: how pairs are weighed. `eta` is Algorithm 1 of the paper, Eq. (7): the derivative of the loss at the
+        boosting: how pairs are weighted. `eta` is Algorithm 1 of the paper, Eq. (7): the derivative of the loss at the
             running score. `shrinkage` is the form in the authors' code, Eq. (7b), for binomial deviance only.
+            `gradient` weights no pairs and trains learner m with the gradient of the loss at the running score, Eq.
+            (7c); a loss of pytorch-metric-learning on the whole similarity matrix is boosted in this way by `eta` too.
         gather_distributed: compute the loss over the batches of all processes of the default process group. Each
             process must bring the same number of images; inside DistributedDataParallel the gradients are then those of
             one process with the whole batch.
         shrinkage: nu of Eq. (7b).
+        miner: a miner of pytorch-metric-learning, for a loss of that library.
 
     Returns:
         A scalar, the mean over learners. `parts` returns it as a `BoostedParts` with the loss and the mean weights of
-        each learner.
+        each learner, which are 1 where pairs are not weighted.
 
     Raises:
         ConfigError: a parameter is out of range, or `loss` does not give one value per similarity.
@@ -70,6 +76,7 @@ class BoostedLoss(nn.Module):
         boosting: defaults.Boosting = defaults.BOOSTING,
         gather_distributed: bool = False,
         shrinkage: float = 0.06,
+        miner: Callable[[Tensor, Tensor], Any] | None = None,
     ) -> None:
         super().__init__()
         self.groups = checked_groups(groups)
@@ -81,7 +88,13 @@ class BoostedLoss(nn.Module):
             )
         if boosting == "shrinkage" and not callable(getattr(self.loss, "evidence", None)):
             raise ConfigError(
-                f"The 'boosting' parameter 'shrinkage' goes with BinomialDeviance. Got the loss {self.loss!r} instead."
+                f"The 'boosting' parameter 'shrinkage' goes with BinomialDeviance. Got {_name(self.loss)} instead."
+            )
+        if is_from_library(loss):
+            self.loss = LibraryLoss(self.groups, loss, miner, boost, boosting == "gradient")
+        elif miner is not None:
+            raise ConfigError(
+                f"The 'miner' parameter goes with a loss of pytorch-metric-learning. Got {_name(self.loss)} instead."
             )
         self.boosting: defaults.Boosting = boosting
         self.gather_distributed = gather_distributed
@@ -98,7 +111,10 @@ class BoostedLoss(nn.Module):
             z, labels = gather(z), gather(labels)
         _check_batch(z, labels, sum(self.groups))
         with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
-            parts = [equations.unit_rows(f) for f in _at_least_float32(z).split(self.groups, dim=1)]
+            parts = _at_least_float32(z).split(self.groups, dim=1)
+            if isinstance(self.loss, LibraryLoss):  # its own distance scales embeddings, where it wants them scaled
+                return _parts(self.loss(parts, labels))
+            parts = [equations.unit_rows(f) for f in parts]
             if getattr(self.loss, "over", "pairs") == "triplets":
                 return self._over_triplets(parts, labels)
             return self._over_pairs(parts, labels)
@@ -125,13 +141,15 @@ class BoostedLoss(nn.Module):
         share = positive + negative
         weight, weighted = torch.ones_like(share), share
         shrunk = self.boosting == "shrinkage"
+        gradient = self.boost and self.boosting == "gradient"
         running = torch.full_like(share, 0.5) if shrunk else torch.zeros_like(share)  # a^0, or s^0
         rows = []
         for m, (rate, score) in enumerate(zip(self.rates, scores, strict=True)):
-            if m and self.boost:
+            if m and self.boost and not gradient:
                 weight = equations.shrinkage_weight(running, same) if shrunk else pair_weight(self.loss, running, same)
                 weighted = weight * share
-            loss = _dot(self.loss(score, same), weighted)
+            at = torch.lerp(running, score, rate) if gradient else score  # Eq. (7c), or s_m itself
+            loss = _dot(self.loss(at, same), weighted)
             rows.append(torch.stack((loss, _dot(weight, positive), _dot(weight, negative))))
             if shrunk:
                 running = running + self.shrinkage * self.loss.evidence(score.detach(), same)  # a^m, Eq. (7b)
@@ -146,24 +164,30 @@ class BoostedLoss(nn.Module):
         valid = ~same.index_select(0, anchor)  # (A, B)
         share = _share(valid, int(valid.sum()), parts[0].dtype)
         weight = torch.ones_like(share)
+        gradient = self.boost and self.boosting == "gradient"
         running = (torch.zeros_like(share), torch.zeros_like(share))
         rows = []
         for m, (rate, f) in enumerate(zip(self.rates, parts, strict=True)):
-            if m and self.boost:
+            if m and self.boost and not gradient:
                 weight = triplet_weight(self.loss, *running)
             score = (f @ f.T).fill_diagonal_(0)
             negative = score.index_select(0, anchor)  # (A, B)
             positive = score[anchor, other][:, None].expand_as(negative)  # (A, B)
+            scores = (torch.lerp(running[0], positive, rate), torch.lerp(running[1], negative, rate))  # Eq. (6)
             mean_weight = _dot(weight, share)
-            rows.append(torch.stack((_dot(self.loss(positive, negative), weight * share), mean_weight, mean_weight)))
-            running = (  # Eq. (6) for s+ and s-
-                torch.lerp(running[0], positive.detach(), rate),
-                torch.lerp(running[1], negative.detach(), rate),
-            )
+            loss = self.loss(*scores) if gradient else self.loss(positive, negative)
+            rows.append(torch.stack((_dot(loss, weight * share), mean_weight, mean_weight)))
+            running = (scores[0].detach(), scores[1].detach())
         return _parts(torch.stack(rows))
 
     def extra_repr(self) -> str:
-        return f"groups={self.groups}, loss={self.loss}, boost={self.boost}, boosting={self.boosting}"
+        loss = "" if isinstance(self.loss, LibraryLoss) else f"loss={self.loss}, "
+        return f"groups={self.groups}, {loss}boost={self.boost}, boosting={self.boosting}"
+
+
+def _name(loss: Any) -> str:
+    """A module is shown by its name: its own text has many lines."""
+    return f"the loss {type(loss).__name__ if isinstance(loss, nn.Module) else repr(loss)}"
 
 
 def _pair_counts(labels: Tensor) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class BoostedClassifier(nn.Module):
         losses, means = [], []
         for m, (rate, logits) in enumerate(zip(self.rates, all_logits, strict=True)):
             if m and self.boost:
-                weight = 1 - _own_probability(running, labels)  # Eq. (7)
+                weight = 1 - equations.own_probability(running, labels)  # Eq. (7)
             total_weight = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)  # 0 where every image is certain
             losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).sum() / total_weight)
             means.append(weight.mean())
@@ -116,8 +116,3 @@ class BoostedClassifier(nn.Module):
             )
         if not torch.isfinite(z).all():
             raise DataError("The embeddings of this batch contain NaN or infinite values.")
-
-
-def _own_probability(logits: Tensor, labels: Tensor) -> Tensor:
-    """(B, classes), (B,) -> (B,)."""
-    return logits.softmax(dim=1).gather(1, labels[:, None]).squeeze(1)

@@ -5,7 +5,7 @@ This module imports no torch, so that reading a config stays fast.
 
 from typing import Literal, TypeAlias
 
-Boosting: TypeAlias = Literal["eta", "shrinkage"]
+Boosting: TypeAlias = Literal["eta", "shrinkage", "gradient"]
 Reduction: TypeAlias = Literal["sum", "mean"]
 Start: TypeAlias = Literal["glorot", "orthogonal"]
 Weighting: TypeAlias = Literal["alpha", "sqrt"]

@@ -159,6 +159,11 @@ def adversarial_weight_term(
     return term
 
 
+def own_probability(logits: Tensor, labels: Tensor) -> Tensor:
+    """The softmax at the label of each image: (B, classes), (B,) -> (B,)."""
+    return logits.softmax(dim=1).gather(1, labels[:, None]).squeeze(1)
+
+
 def row_norm_deviation(weight: Tensor) -> Tensor:
     """Eq. (19), Section 3.2.1. max_i |w_i·w_i - 1|: (d, h) -> scalar, which the paper keeps below 1e-3."""
     return (weight.detach().square().sum(dim=1) - 1).abs().max()

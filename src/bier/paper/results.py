@@ -77,7 +77,6 @@ class Job:
         return {
             "kind": "search" if self.is_search else "untrained" if self.row.untrained else "final",
             "settings": canonical({**suited(self.row), **settings}),
-            "peer": self.row.peer or None,
             "features_of": self.row.features_of.label if self.row.features_of else None,
         }
 
@@ -196,7 +195,8 @@ class Results:
 
 
 def _key(result: Result) -> str:
-    known = {key: result[key] for key in ("kind", "peer", "features_of")}
+    known = {key: result[key] for key in ("kind", "features_of")}
+    known |= {"peer": result["peer"]} if result.get("peer") else {}  # before losses of other authors were settings
     return _text({**known, "settings": canonical(result["settings"])}, result["seed"])
 
 

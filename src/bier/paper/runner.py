@@ -4,7 +4,7 @@ import platform
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,18 +15,16 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import save_file
-from torch import Tensor, nn
 
 import bier
 from bier import data
 from bier.config import Config
 from bier.data import Dataset
-from bier.errors import ConfigError, DataError, needs
+from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import assess, assess_classifier
 from bier.evaluate.report.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
 from bier.images import ImageDataset
-from bier.method.boosting import BoostedParts
 from bier.models.inference import inputs_in_order, run_network, to_array
 from bier.models.model import Model, load, pretrained
 from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of
@@ -35,48 +33,6 @@ from bier.paper.results import Job, Result, Results, canonical, plan
 from bier.training import Observer, train
 from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL, read_metrics
 from bier.training.setup import load_data
-
-
-class PeerLoss(nn.Module):
-    """A loss of pytorch-metric-learning in the place of `BoostedLoss`: one learner, every pair of weight 1.
-
-    Its own parameters, such as the proxies of Proxy-NCA, are trained at the rate of the embedding layer.
-    """
-
-    def __init__(self, loss: nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """z (B, d) and labels (B,) -> scalar."""
-        total: Tensor = self.loss(z, labels)
-        return total
-
-    def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
-        """z (B, d) and labels (B,) -> the loss as that of a single learner."""
-        total, ones = self(z, labels), z.new_ones(1)
-        return BoostedParts(total, total.reshape(1), ones, ones)
-
-
-def peer(name: str) -> Callable[[int, int], nn.Module]:
-    """A builder of the loss called `name`, for `bier.training.train(metric=...)`; settings are the library's own."""
-    needs("pytorch_metric_learning", "peers")
-    from pytorch_metric_learning import losses
-
-    kind = getattr(losses, name, None)
-    if kind is None:
-        raise ConfigError(f"pytorch-metric-learning has no loss '{name}'.")
-
-    def build(dimension: int, classes: int) -> nn.Module:
-        settings: dict[str, Any] = {}
-        if name == "ProxyNCALoss":
-            settings = {"num_classes": classes, "embedding_size": dimension}
-        elif name == "MarginLoss":
-            settings = {"learn_beta": True}  # as its authors do
-        return PeerLoss(kind(**settings))
-
-    return build
-
 
 BATCH = 64
 
@@ -328,11 +284,10 @@ class _Runner:
             self._write_features(job)
         folder = self.places.run(job)
         resumed = (folder / CONFIG).is_file()
-        metric = peer(job.row.peer) if job.row.peer else None
         # A classifier is kept at its best step on the validation images anyway.
         best_step = self.results.best_step(job) if kind_of(job.row) == "retrieval" else None
         snapshots = [best_step] if best_step is not None and best_step < config.train.steps else []
-        done = train(config, folder, resume=resumed, observer=observer, metric=metric, snapshots=snapshots, same=False)
+        done = train(config, folder, resume=resumed, observer=observer, snapshots=snapshots, same=False)
         if done.interrupted:
             return None
         if job.is_search:

@@ -6,12 +6,13 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from bier.config import Config
+from bier.config import LOSSES, Config
 from bier.distributed import gather
 from bier.method.boosting import BoostedLoss, BoostedParts
 from bier.method.classifier import BoostedClassifier
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
+from bier.method.library import build_loss, build_miner
 from bier.method.losses import BinomialDeviance, Contrastive, Triplet
 from bier.models.backbone import autocast
 
@@ -97,11 +98,15 @@ def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> Booste
     loss = config.loss
     if loss.name == "cross-entropy":
         return BoostedClassifier(groups, classes, loss.boost, loss.dropout)
+    if loss.name not in LOSSES:
+        miner = build_miner(loss.miner, loss.miner_settings) if loss.miner else None
+        theirs = build_loss(loss.name, loss.settings, sum(groups), classes)
+        return BoostedLoss(groups, theirs, loss.boost, loss.boosting, miner=miner)
     given = {} if loss.margin < 0 else {"margin": loss.margin}
     if loss.name == "contrastive":
-        return BoostedLoss(groups, Contrastive(**given), loss.boost)
+        return BoostedLoss(groups, Contrastive(**given), loss.boost, loss.boosting)
     if loss.name == "triplet":
-        return BoostedLoss(groups, Triplet(**given), loss.boost)
+        return BoostedLoss(groups, Triplet(**given), loss.boost, loss.boosting)
     deviance = BinomialDeviance(loss.beta1, loss.beta2, loss.cost)
     return BoostedLoss(groups, deviance, loss.boost, loss.boosting)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bier import data, distributed
-from bier.config import Config
+from bier.config import LOSSES, Config
 from bier.data import Dataset, Part
 from bier.data.part import Images
 from bier.data.sampler import BalancedBatches
@@ -183,9 +183,12 @@ class TrainingSetup:
 
 def load_data(config: Config) -> Dataset:
     """The data set that a config names, divided as it says; an error where the settings of training do not suit it."""
+    if config.loss.name not in LOSSES:  # whether there is such a loss is known before images are read
+        metric_loss(config, sizes(config), classes=2)
     dataset = data.load_for(config.data)
     if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
-        wanted = "cross-entropy" if dataset.protocol == "accuracy" else "binomial-deviance, contrastive or triplet"
+        others = "binomial-deviance, contrastive, triplet or a loss of pytorch-metric-learning"
+        wanted = "cross-entropy" if dataset.protocol == "accuracy" else others
         raise ConfigError(
             f"The data set '{config.data.name}' needs loss.name={wanted}. Got '{config.loss.name}' instead."
         )

@@ -1,0 +1,342 @@
+"""Losses of pytorch-metric-learning, boosted in one of three ways, chosen by what the loss is.
+
+- Losses of pairs and triplets are reweighted: Eq. (7) and (8).
+- Losses of the whole similarity matrix are boosted by their functional gradient: Eq. (7c).
+- Proxy and classifier losses have proxies per learner, and images are reweighted, as in `BoostedClassifier`.
+
+The library is an optional extra, `peers`, and is imported where a loss or a miner is built by its name.
+"""
+
+import copy
+import difflib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bier.errors import ConfigError, needs
+from bier.method import equations
+
+Way: TypeAlias = Literal["pairs", "matrix", "proxies"]
+Weights: TypeAlias = Mapping[str, Tensor]  # by the name of a term of the loss; one per pair, triplet or image
+
+_BASE = "it is a base class and computes nothing"
+NOT_BOOSTED: Mapping[str, str] = {
+    "BaseLossWrapper": _BASE,
+    "BaseMetricLossFunction": _BASE,
+    "EmbeddingRegularizerMixin": _BASE,
+    "GenericPairLoss": _BASE,
+    "WeightRegularizerMixin": _BASE,
+    "CrossBatchMemory": "it does not save its position in the memory, so that a run could not be resumed",
+    "DynamicSoftMarginLoss": "its histogram holds on to the graph of the batch before, so that step 2 fails",
+    "ManifoldLoss": "it draws classes at random and takes no labels",
+    "MultipleLosses": "it is a sum of losses; make a BoostedLoss for each of them and add these",
+    "P2SGradLoss": "it returns the mean over images only, so that no image can be weighted",
+    "SelfSupervisedLoss": "it takes two views of each image and no labels",
+    "VICRegLoss": "it takes two views of each image and no labels",
+}
+# `get_logits` of these is a similarity; times this attribute it is what the softmax of the loss sees.
+_SCALES = {"ProxyAnchorLoss": "alpha", "ProxyNCALoss": "softmax_scale", "SoftTripleLoss": "la"}
+_CLASS_ARGUMENTS = ("num_classes", "embedding_size")
+
+
+def is_from_library(loss: Any) -> bool:
+    """Whether this is a loss of pytorch-metric-learning, or derived from one, without importing the library."""
+    losses = sys.modules.get("pytorch_metric_learning.losses")
+    kinds = ("BaseMetricLossFunction", "BaseLossWrapper", "MultipleLosses")
+    return losses is not None and isinstance(loss, tuple(getattr(losses, kind) for kind in kinds))
+
+
+def way_of(loss: Any) -> Way:
+    """How this loss is boosted; an error where it cannot be."""
+    from pytorch_metric_learning import losses
+
+    name = type(loss).__name__
+    if name in NOT_BOOSTED:
+        raise ConfigError(f"The loss {name} cannot be boosted: {NOT_BOOSTED[name]}.")
+    if any(p.ndim > 1 for p in loss.parameters()):
+        if not callable(getattr(loss, "get_logits", None)):
+            raise ConfigError(f"The loss {name} cannot be boosted: it has proxies and no method 'get_logits'.")
+        return "proxies"
+    one_by_one = (losses.ContrastiveLoss, losses.TripletMarginLoss, losses.MarginLoss)
+    return "pairs" if isinstance(loss, one_by_one) else "matrix"
+
+
+class LibraryLoss(nn.Module):
+    """What `BoostedLoss` makes of a loss of pytorch-metric-learning: one loss per learner, with proxies of its own.
+
+    Args:
+        groups: the size of each learner.
+        loss: its proxies, if it has any, are of the size of the whole embedding; each learner gets its columns.
+        miner: chooses pairs or triplets, for each learner anew.
+        boost: False calls the loss on each learner alone, and so does a single group.
+        gradient: boost a loss of pairs or triplets by its functional gradient too.
+    """
+
+    def __init__(self, groups: Sequence[int], loss: Any, miner: Any, boost: bool, gradient: bool) -> None:
+        super().__init__()
+        self.way = way_of(loss)
+        if gradient and self.way == "proxies":
+            raise ConfigError(
+                "The 'boosting' parameter 'gradient' goes with losses of pairs, of triplets or of the similarity "
+                f"matrix. Got {type(loss).__name__} instead."
+            )
+        self.way = "matrix" if gradient else self.way
+        self.boost = boost and len(groups) > 1
+        starts = [sum(groups[:m]) for m in range(len(groups))]
+        self.learners = nn.ModuleList(
+            _for_learner(loss, start, size, sum(groups)) for start, size in zip(starts, groups, strict=True)
+        )
+        self.miner = miner
+        self.rates, _ = equations.boosting_rates(len(groups))
+
+    def forward(self, parts: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """M embeddings (B, d_m) and labels (B,) -> (M, 3): loss, mean weights of positive and of negative pairs."""
+        labels = labels.long()
+        if not self.boost:
+            totals = [loss(f, labels, self._mined(f, labels)) for loss, f in zip(self.learners, parts, strict=True)]
+            return torch.stack([_row(total) for total in totals])
+        boosted = {"pairs": self._reweighted, "matrix": self._by_gradient, "proxies": self._with_proxies}[self.way]
+        return torch.stack(boosted(parts, labels))
+
+    def _reweighted(self, parts: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """Each value of a pair or a triplet is multiplied by its weight before the loss reduces the values to one."""
+        rows, before = [], list[Tensor]()
+        for loss, f in zip(self.learners, parts, strict=True):
+            chosen = _chosen(loss, self._mined(f, labels), labels)
+            weights = _slopes(loss, equations.ensemble_vector(before, "sqrt"), labels, chosen) if before else {}
+            with _reducing(loss, partial(_weight_of_term, weights)):
+                total = loss(f, labels, chosen)
+            rows.append(_row(total, *_means(weights)))
+            before.append(f.detach())
+        return rows
+
+    def _by_gradient(self, parts: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """Eq. (7c): the loss at s^m, the learners before m held fixed."""
+        rows, before = [], list[Tensor]()
+        for loss, f in zip(self.learners, parts, strict=True):
+            # The vector of the first m learners: the dot product of two of them is s^m of Eq. (6).
+            vector = equations.ensemble_vector([*before, f], "sqrt")
+            rows.append(_row(loss(vector, labels, self._mined(vector, labels))))
+            before.append(f.detach())
+        return rows
+
+    def _with_proxies(self, parts: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+        """The weight of an image is 1 - p of its own class by the ensemble so far; weights are scaled to mean 1."""
+        rows = []
+        weight, running = torch.ones_like(labels, dtype=parts[0].dtype), torch.empty(0)
+        for m, (rate, loss, f) in enumerate(zip(self.rates, self.learners, parts, strict=True)):
+            if m:
+                weight = 1 - equations.own_probability(running, labels)
+            with _weighing_images(loss, weight / weight.mean().clamp_min(torch.finfo(weight.dtype).tiny)):
+                total = loss(f, labels, self._mined(f, labels))
+            rows.append(_row(total, weight.mean(), weight.mean()))
+            with torch.no_grad():
+                logits = _class_logits(loss, f)
+                running = torch.lerp(running, logits, rate) if m else logits  # Eq. (6)
+        return rows
+
+    def _mined(self, f: Tensor, labels: Tensor) -> Any:
+        return None if self.miner is None else self.miner(f, labels)
+
+
+def _weight_of_term(weights: Weights, name: str, _: Any) -> Tensor | None:
+    return weights.get(name)
+
+
+def _row(total: Tensor, positive: Tensor | float = 1.0, negative: Tensor | float = 1.0) -> Tensor:
+    total = total.reshape(())
+    return torch.stack([total, torch.as_tensor(positive).to(total), torch.as_tensor(negative).to(total)])
+
+
+def _for_learner(loss: Any, start: int, size: int, dimension: int) -> Any:
+    """A copy of the loss whose proxies are the columns `start` to `start + size` of the given ones."""
+    mine = copy.deepcopy(loss)
+    for module in mine.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            if p.ndim < 2:
+                continue
+            sides = [side for side, length in enumerate(p.shape) if length == dimension]
+            if not sides:
+                raise ConfigError(
+                    f"The parameter '{name}' of {type(loss).__name__} must have {dimension} rows or columns, one per "
+                    f"dimension of the embedding. Got shape {tuple(p.shape)} instead."
+                )
+            # As many classes as dimensions: of the library's parameters only `proxies` has one row per class.
+            side = sides[-1] if name == "proxies" else sides[0]
+            cut = p.detach().narrow(side, start, size).clone()
+            setattr(module, name, nn.Parameter(cut, requires_grad=p.requires_grad))
+    return mine
+
+
+def _chosen(loss: Any, mined: Any, labels: Tensor) -> Any:
+    """The pairs or triplets of this batch. A loss that draws triplets at random would else draw twice."""
+    from pytorch_metric_learning.utils import loss_and_miner_utils
+
+    if not hasattr(loss, "triplets_per_anchor"):
+        return mined
+    return loss_and_miner_utils.convert_to_triplets(mined, labels, t_per_anchor=loss.triplets_per_anchor)
+
+
+def _slopes(loss: Any, running: Tensor, labels: Tensor, chosen: Any) -> dict[str, Tensor]:
+    """Eq. (7) and (8): |derivative| of each value of the loss at the running score, by the distance that it uses."""
+    seen: list[Tensor] = []
+
+    def watch(_: Any, __: Any, distances: Tensor) -> Tensor:
+        seen.append(distances.detach().requires_grad_())
+        return seen[0]
+
+    with torch.inference_mode(False), torch.enable_grad():
+        # Copies, because a tensor made in inference mode can never be differentiated.
+        running, labels = running.clone(), labels.clone()
+        chosen = chosen if chosen is None else tuple(one.clone() for one in chosen)
+        with _hooked(loss.distance.register_forward_hook(watch)):
+            terms = loss.compute_loss(running, labels, chosen, running, labels)
+        same = labels[:, None] == labels[None, :]
+        slopes = {}
+        for name, term in terms.items():
+            if term["reduction_type"] in ("pos_pair", "neg_pair", "triplet") and torch.is_tensor(term["losses"]):
+                by_positive, by_negative = _by_pairs(term["losses"], seen[0], same)
+                both = by_positive.abs() + by_negative.abs()
+                slopes[name] = both / 2 if term["reduction_type"] == "triplet" else both
+    return slopes
+
+
+def _by_pairs(values: Tensor, distances: Tensor, same: Tensor) -> list[Tensor]:
+    """The derivative of each value by the distance of its positive pair, and by that of its negative pair.
+
+    A value depends on one of each at most, so that its derivative by all positive pairs at once is that by its own.
+    Directional derivatives of many values are the derivative of `product`, Jacobian times dummy, by the dummy.
+    """
+    dummy = torch.zeros_like(values, requires_grad=True)
+    (product,) = torch.autograd.grad(values, distances, dummy, create_graph=True)
+    kinds = (same, ~same)
+    return [torch.autograd.grad((product * kind).sum(), dummy, retain_graph=kind is same)[0] for kind in kinds]
+
+
+def _means(weights: Weights) -> tuple[Tensor | float, Tensor | float]:
+    """Mean weights of positive and of negative pairs; a loss of triplets has one term for both."""
+    means = [weight.mean() if len(weight) else 0.0 for weight in weights.values()]
+    return (means[0], means[-1]) if means else (1.0, 1.0)
+
+
+@contextmanager
+def _hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _reducing(loss: Any, weight_of: Callable[[str, Mapping[str, Any]], Tensor | None]) -> Any:
+    """While this lasts, the terms of the loss are multiplied by weights before the library reduces them to a number."""
+
+    def weigh(_: Any, arguments: tuple[Any, ...]) -> None:
+        for name, term in arguments[0].items():
+            weight = weight_of(name, term)
+            if weight is not None:
+                term["losses"] = term["losses"] * weight
+
+    return _hooked(loss.reducer.register_forward_pre_hook(weigh))
+
+
+def _weighing_images(loss: Any, weight: Tensor) -> Any:
+    """While this lasts, images have these weights (B,)."""
+    from pytorch_metric_learning.losses import ProxyAnchorLoss
+
+    if isinstance(loss, ProxyAnchorLoss):  # it has a value per proxy and none per image: gradients are weighted instead
+        scale: Callable[..., Tensor] = lambda _, __, scores: _ScaledGradient.apply(scores, weight[:, None])  # noqa: E731
+        return _hooked(loss.distance.register_forward_hook(scale))
+
+    def of_images(_: str, term: Mapping[str, Any]) -> Tensor | None:
+        return weight[term["indices"]] if term["reduction_type"] == "element" else None
+
+    return _reducing(loss, of_images)
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """The scores as they are; their gradient is multiplied by weights."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return scores.view_as(scores)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return gradient * weight, None
+
+
+def _class_logits(loss: Any, f: Tensor) -> Tensor:
+    """(B, d_m) -> (B, classes), whose softmax is the probability of each class."""
+    logits: Tensor = loss.get_logits(f)
+    for kind in type(loss).__mro__:
+        if kind.__name__ in _SCALES:
+            sign = 1 if loss.distance.is_inverted else -1  # the library calls a similarity an inverted distance
+            logits = logits * sign * getattr(loss, _SCALES[kind.__name__])
+    return logits
+
+
+def build_loss(name: str, settings: Mapping[str, Any], dimension: int, classes: int) -> Any:
+    """The loss called `name`, with the arguments of `loss.settings`; a distance or a reducer is given by its name.
+
+    A loss that needs the number of classes and the size of the embedding gets them.
+    """
+    needs("pytorch_metric_learning", "peers")
+    from pytorch_metric_learning import distances, losses, reducers
+
+    kind = _class(losses, name, "loss.name", "Loss")
+    if name in NOT_BOOSTED:
+        raise ConfigError(f"The setting 'loss.name' = {name} cannot be boosted: {NOT_BOOSTED[name]}.")
+    arguments = dict(settings)
+    for key, module in (("distance", distances), ("reducer", reducers)):
+        if key in arguments:
+            arguments[key] = _class(module, arguments[key], f"loss.settings.{key}", "")()
+    required = {
+        parameter.name
+        for base in kind.__mro__
+        for parameter in inspect.signature(base.__init__).parameters.values()
+        if parameter.default is inspect.Parameter.empty
+    }
+    sizes = dict(zip(_CLASS_ARGUMENTS, (classes, dimension), strict=True))
+    return _built(kind, {**{key: sizes[key] for key in sizes if key in required}, **arguments}, "loss.settings")
+
+
+def build_miner(name: str, settings: Mapping[str, Any]) -> Any:
+    """The miner called `name`, with the arguments of `loss.miner_settings`."""
+    needs("pytorch_metric_learning", "peers")
+    from pytorch_metric_learning import distances, miners
+
+    kind = _class(miners, name, "loss.miner", "Miner")
+    arguments = dict(settings)
+    if "distance" in arguments:
+        arguments["distance"] = _class(distances, arguments["distance"], "loss.miner_settings.distance", "")()
+    return _built(kind, arguments, "loss.miner_settings")
+
+
+def _class(module: ModuleType, name: Any, key: str, ending: str) -> Any:
+    known = sorted(one for one, value in vars(module).items() if inspect.isclass(value) and one.endswith(ending))
+    if isinstance(name, str) and name in known + list(NOT_BOOSTED):
+        return getattr(module, name)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else f" It has {', '.join(known)}."
+    raise ConfigError(
+        f"The setting '{key}' must name a class of {module.__name__.replace('_', '-', 2)}. Got {name!r} instead.{hint}"
+    )
+
+
+def _built(kind: Any, arguments: Mapping[str, Any], key: str) -> Any:
+    try:
+        return kind(**arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"The setting '{key}' must hold arguments of {kind.__name__}. Got {dict(arguments)!r} instead: {reason}."
+        ) from None
