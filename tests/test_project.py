@@ -34,6 +34,7 @@ HOMES = {
     "onnx": {"models/export.py"},
     "milvus": {"search/milvus.py"},
     "peers": {"paper/runner.py"},
+    "lora": {"models/lora.py"},
     "lite": {"models/timm_models.py"},
 }
 

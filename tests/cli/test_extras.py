@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from bier.errors import BierError, MissingExtraError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
+from bier.models.lora import adapt
 from bier.models.model import Model
 from bier.paper.runner import peer
 
@@ -80,6 +81,12 @@ def test_losses_of_other_authors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
     with pytest.raises(MissingExtraError, match=r"bier-ml\[peers\]"):
         peer("ContrastiveLoss")
+
+
+def test_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtraError, match=r"bier-ml\[lora\]"):
+        adapt(build_backbone("test_vit", pretrained=False), rank=4)
 
 
 def test_weights_of_larger_backbones(monkeypatch: pytest.MonkeyPatch) -> None:
