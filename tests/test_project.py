@@ -35,6 +35,7 @@ HOMES = {
     "onnx": {"models/export.py"},
     "milvus": {"search/milvus.py"},
     "peers": {"method/library.py"},
+    "lora": {"models/lora.py"},
     "lite": {"models/timm_models.py"},
     "mlflow": {"training/observers.py"},
     "wandb": {"training/observers.py"},

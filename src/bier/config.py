@@ -126,6 +126,9 @@ class ModelConfig(Section):
     resolution: int = setting(
         0, "side of the pictures that the network sees; 0 for the backbone's own", least=0, most=LARGEST_PICTURE
     )
+    pool: Literal["", "token", "avg", "max", "avgmax"] = setting(
+        "", "how maps or tokens become features, 'token' for the class token; empty for the backbone's own way"
+    )
     pretrained: bool = setting(True, "start from pretrained weights where there are any")
     embedding: int = setting(512, "dimensions of the embedding", least=1, most=WIDEST)
     groups: Groups = setting(3, "number of learners, or the size of each as 96-160-256")
@@ -137,6 +140,10 @@ class ModelConfig(Section):
     trainable_from: Text = setting(
         "", "first stage that is trained; empty for all, 'embedding' for the last layer only"
     )
+    adapt: Literal["none", "lora"] = setting(
+        "none", "train small matrices beside the attention layers instead of the backbone's own weights"
+    )
+    lora_rank: int = setting(8, "rank of these matrices", least=1)
     trunk_views: int = setting(0, "augmented views of the frozen stages' maps to compute once; 0 for none", least=0)
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from bier.errors import BierError
+from bier.errors import BierError, MissingExtraError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
+from bier.models.lora import adapt
 from bier.models.model import Model
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -74,6 +75,12 @@ def test_exact_search_works_without_faiss(
     code, out, said = cli("search", tmp_path / "index", "3.png", "-k", 5, "--json")
     assert code == 0, said
     assert len(json.loads(out)["results"]) == 5
+
+
+def test_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(MissingExtraError, match=r"bier-ml\[lora\]"):
+        adapt(build_backbone("test_vit", pretrained=False), rank=4)
 
 
 def test_weights_of_larger_backbones(monkeypatch: pytest.MonkeyPatch) -> None:

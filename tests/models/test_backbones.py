@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+import bier
 from bier.errors import ModelError
 from bier.models.backbones import build_backbone
+from bier.models.lora import adapt, merged
 
 
 def pixels(size: int, count: int = 2) -> torch.Tensor:
@@ -41,17 +43,130 @@ def test_shapes_and_every_split(name: str, features: int, crop: int, resize: int
             assert torch.equal(rest(trunk(pixels(crop))), whole)
 
 
-@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "resnet10t", "convnext_atto", "regnetx_002", "test_vit"])
-def test_stages_compute_what_timm_computes(name: str) -> None:
+FAMILIES = [  # the smallest of each, with small pictures where the network takes them
+    ("test_vit", 48),
+    ("vit_tiny_patch16_224", 64),
+    ("deit_tiny_distilled_patch16_224", 64),
+    ("eva02_tiny_patch14_224", 56),
+    ("vit_small_patch16_dinov3", 64),
+    ("swin_tiny_patch4_window7_224", 0),
+    ("tiny_vit_5m_224", 0),
+    ("fastvit_t8", 64),
+    ("mobilenetv3_small_050", 64),
+    ("mobilenetv4_conv_small_050", 64),
+    ("efficientnet_b0", 64),
+    ("tf_efficientnetv2_b0", 64),
+    ("tf_efficientnet_lite0", 64),
+    ("regnety_002", 64),
+    ("resnet10t", 64),
+    ("convnext_atto", 64),
+]
+
+
+@pytest.mark.parametrize(("name", "resolution"), FAMILIES)
+def test_stages_compute_what_timm_computes(name: str, resolution: int) -> None:
+    """The split equals the whole, with the weights of the whole as earlier versions have saved them: as one stage."""
     model = timm.create_model(name, pretrained=False, num_classes=0).eval()
-    weights = model.state_dict().values()
-    backbone = build_backbone(name, pretrained=False).eval()
-    backbone.load_state_dict(dict(zip(backbone.state_dict(), weights, strict=True)))
+    if resolution and hasattr(model, "set_input_size"):
+        model.set_input_size(img_size=(resolution, resolution))
+    backbone = build_backbone(name, pretrained=False, resolution=resolution).eval()
+    backbone.load_state_dict({f"body.layers.0.{key}": value for key, value in model.state_dict().items()})
     config = timm.data.resolve_model_data_config(model)
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     x = pixels(backbone.crop)
     with torch.no_grad():
-        torch.testing.assert_close(backbone(x), model((x / 255 - mean) / std), rtol=1e-4, atol=1e-4)
+        expected = model((x / 255 - mean) / std)
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(backbone(x) / scale, expected / scale, rtol=0, atol=1e-5)
+        assert len(backbone.stages) > 5
+        for stage in (backbone.stages[1], backbone.stages[-1]):
+            trunk, rest = backbone.split(stage)
+            torch.testing.assert_close(rest(trunk(x)) / scale, expected / scale, rtol=0, atol=1e-5)
+    shared = {id(parameter) for parameter in backbone.parameters()}
+    assert len(shared) == len(list(model.parameters()))  # every weight is in one stage
+
+
+def test_weights_of_another_network_are_still_refused() -> None:
+    model = timm.create_model("test_vit2", pretrained=False, num_classes=0)
+    with pytest.raises(RuntimeError, match=r"size mismatch|Missing"):
+        build_backbone("test_vit", pretrained=False).load_state_dict(
+            {f"body.layers.0.{key}": value for key, value in model.state_dict().items()}
+        )
+
+
+@pytest.fixture(scope="module")
+def vit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a small transformer for 160 x 160 pixels, its position embeddings far from 0."""
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", pretrained=False)
+    nn.init.normal_(model.pos_embed)
+    path = tmp_path_factory.mktemp("vit") / "vit.safetensors"
+    save_file(model.state_dict(), path)
+    return path
+
+
+def test_position_embeddings_are_resampled(vit_file: Path) -> None:
+    """timm does the same at every pass for `dynamic_img_size`."""
+    backbone = build_backbone("test_vit", weights=vit_file, resolution=96).eval()
+    assert (backbone.crop, backbone.resize) == (96, round(168 * 96 / 160))
+    reference = timm.create_model("test_vit", pretrained=False, dynamic_img_size=True)
+    reference.load_state_dict(load_file(vit_file))
+    reference.reset_classifier(0)
+    with torch.no_grad():
+        expected = reference.eval()(backbone.scale(pixels(96)))
+        torch.testing.assert_close(backbone(pixels(96)), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match="cannot look at 8 x 8 pixels"):
+        build_backbone("test_vit", weights=vit_file, resolution=8)
+
+
+def test_class_token_or_mean_of_the_patches(vit_file: Path) -> None:
+    token, mean, own = (build_backbone("test_vit", weights=vit_file, pool=pool).eval() for pool in ("token", "avg", ""))
+    reference = timm.create_model("test_vit", pretrained=False)
+    reference.load_state_dict(load_file(vit_file))
+    with torch.no_grad():
+        tokens = reference.eval().forward_features(token.scale(pixels(160)))
+        prefix = reference.num_prefix_tokens
+        torch.testing.assert_close(token(pixels(160)), reference.fc_norm(tokens[:, 0]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mean(pixels(160)), tokens[:, prefix:].mean(dim=1), rtol=1e-4, atol=1e-5)
+        assert torch.equal(own(pixels(160)), token(pixels(160)))
+    with pytest.raises(ModelError, match="'resnet10t' cannot be pooled by 'token'"):
+        build_backbone("resnet10t", pretrained=False, pool="token")
+    with pytest.raises(ModelError, match="pooled in one way only"):
+        build_backbone("conv4", pool="avg")
+
+
+def test_a_resampled_model_is_saved_and_loaded(vit_file: Path, tmp_path: Path) -> None:
+    backbone = build_backbone("test_vit", weights=vit_file, resolution=64, pool="avg")
+    model = bier.Model(backbone, bier.EmbeddingEnsemble(64, (4, 8)), precision="float32").eval()
+    model.save(tmp_path / "model")
+    again = bier.load(tmp_path / "model")
+    assert (again.backbone.crop, again.backbone.pool) == (64, "avg")
+    with torch.no_grad():
+        assert torch.equal(again(pixels(64)), model(pixels(64)))
+
+
+def test_lora_starts_at_the_backbone_and_merges_into_it() -> None:
+    backbone = build_backbone("test_vit", pretrained=False, resolution=48).eval()
+    keys = list(backbone.state_dict())
+    with torch.no_grad():
+        before = backbone(pixels(48))
+        backbone.freeze_before("blocks.3")
+        adapt(backbone, rank=4)
+        torch.testing.assert_close(backbone(pixels(48)), before)
+        trained = [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
+        stages = {backbone.stages[int(name.split(".")[2])] for name in trained}
+        assert stages == {f"blocks.{number}" for number in range(3, 6)}
+        assert all("attn" in name and "lora" in name for name in trained)
+        for name, parameter in backbone.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter)
+        after = backbone(pixels(48))
+        assert not torch.allclose(after, before, rtol=0.1)
+        plain = merged(backbone)
+        torch.testing.assert_close(plain(pixels(48)), after, rtol=1e-3, atol=1e-4)
+        assert list(plain.state_dict()) == keys
+    with pytest.raises(ModelError, match=r"LoRA needs a backbone with attention.*'resnet10t'.*model\.adapt=none"):
+        adapt(build_backbone("resnet10t", pretrained=False), rank=4)
 
 
 def test_cifar_quick_is_the_chain_of_the_paper() -> None:

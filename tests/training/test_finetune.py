@@ -1,5 +1,6 @@
 """Which weights move: all, those from a stage on, or the embedding alone; from pixels or from cached maps."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,41 @@ def test_a_run_on_cached_maps_goes_on_as_if_never_stopped(
     bier.train(chosen, run, resume=True)
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert (whole / name).read_bytes() == (run / name).read_bytes()
+    assert_same_checkpoints(whole / "checkpoints" / "step-4", run / "checkpoints" / "step-4")
+
+
+@pytest.mark.parametrize("adapt", ["none", "lora"])
+def test_the_last_blocks_of_a_transformer_are_trained_on_cached_tokens(
+    pictures: Path, tmp_path: Path, adapt: str, assert_same_checkpoints: Callable[[Path, Path], None]
+) -> None:
+    """With a rate per block and an average of the weights; the saved model is plain, and a resumed run is the same."""
+    vit = {"model__backbone": "test_vit", "model__pretrained": False, "model__resolution": 48, "model__adapt": adapt}
+    chosen = config(
+        pictures,
+        model__trainable_from="blocks.3",
+        model__trunk_views=2,
+        train__layer_decay=0.8,
+        train__ema=0.5,
+        train__checkpoint_every=2,
+        **vit,
+    )
+    whole = bier.train(chosen, tmp_path / "whole").folder
+    (maps,) = {json.loads(path.read_text())["shape"][0] for path in whole.glob("trunk-*/maps.json")}
+    assert maps == 10  # a class token and 3 x 3 patches
+    torch.manual_seed(0)
+    start = build_backbone("test_vit", pretrained=False, resolution=48)
+    end = bier.load(whole).backbone
+    assert end.state_dict().keys() == start.state_dict().keys()
+    moved = {
+        start.stages[int(name.split(".")[2])]
+        for name, value in start.state_dict().items()
+        if not torch.equal(value, end.state_dict()[name])
+    }
+    assert moved == {"blocks.3", "blocks.4", "blocks.5"} | ({"head"} if adapt == "none" else set())
+    run = bier.train(chosen, tmp_path / "run").folder
+    (run / "checkpoints" / "step-4").rename(tmp_path / "gone")
+    bier.train(chosen, run, resume=True)
+    assert (whole / "model/model.safetensors").read_bytes() == (run / "model/model.safetensors").read_bytes()
     assert_same_checkpoints(whole / "checkpoints" / "step-4", run / "checkpoints" / "step-4")
 
 

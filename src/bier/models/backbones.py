@@ -82,14 +82,46 @@ FROM_SCRATCH = {
 
 
 def build_backbone(
-    name: str, *, pretrained: bool = True, weights: Path | None = None, features: int | None = None
+    name: str,
+    *,
+    pretrained: bool = True,
+    weights: Path | None = None,
+    features: int | None = None,
+    resolution: int = 0,
+    pool: str = "",
 ) -> Backbone:
     """The backbone called `name`, with pretrained weights where it has any.
 
     `weights` is a file to read instead: safetensors for models of timm and EfficientNet-Lite, a Caffe model or its
     `.npy` dump for `googlenet-bvlc`. `conv4` and the
     CIFAR-10 networks start from scratch and ignore `pretrained`. `features` (the identity) needs its width.
+    `resolution` is the side of the pictures that the network sees, 0 for its own. `pool`, for models of timm: how maps
+    or tokens become one feature vector, such as `token` (the class token) or `avg`; empty for the network's own way.
     """
+    if pool and (name in FROM_SCRATCH or name in ("features", GOOGLENET)):
+        raise ModelError(f"The features of backbone {name!r} are pooled in one way only. Got {pool!r}.")
+    backbone = _build(name, pretrained, weights, features, resolution, pool)
+    if resolution:
+        backbone.look_at(resolution)
+    return backbone
+
+
+def empty_backbone(name: str, features: int, resolution: int, pool: str) -> Backbone:
+    """The backbone called `name` without its weights, for those of a model file; nothing is computed with it yet."""
+    return _build(name, False, None, features, resolution, pool)
+
+
+def _build(
+    name: str, pretrained: bool, weights: Path | None, features: int | None, resolution: int, pool: str
+) -> Backbone:
+    backbone = _named(name, pretrained, weights, features, resolution, pool)
+    backbone.pool = pool
+    return backbone
+
+
+def _named(
+    name: str, pretrained: bool, weights: Path | None, features: int | None, resolution: int, pool: str
+) -> Backbone:
     if name in FROM_SCRATCH:
         if weights is not None:
             raise ModelError(
@@ -103,10 +135,10 @@ def build_backbone(
     if name == GOOGLENET:
         return googlenet(pretrained=pretrained, weights=weights)
     if name in LITE:
-        return lite(name, pretrained=pretrained, weights=weights)
+        return lite(name, pretrained=pretrained, weights=weights, pool=pool)
     if not timm.is_model(name):
         raise ModelError(f"The backbone must be one that bier or timm knows. Got {name!r} instead.{_nearest(name)}")
-    return from_timm(name, pretrained=pretrained, weights=weights)
+    return from_timm(name, pretrained=pretrained, weights=weights, resolution=resolution, pool=pool)
 
 
 def _nearest(name: str) -> str:

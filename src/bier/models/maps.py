@@ -58,7 +58,7 @@ class TrunkCache:
         self._state = self._folder / "maps.json"
         settings = {"crop": crop, "augment": augment, "views": views, "seed": seed, "version": _VERSION}
         fingerprint = _fingerprint(trunk, source, settings)
-        self.shape = _shape(trunk, crop)  # (H, W, C): channels last
+        self.shape = _shape(trunk, crop)  # (H, W, C), channels last, or (tokens, C)
         rows = [view * self.count + int(index) for view in range(views) for index in source.kept]
         with FileLock(self._folder / "lock"):  # of several processes one computes; the others wait, however long
             done = self._done(fingerprint)
@@ -71,7 +71,7 @@ class TrunkCache:
             self._fill(trunk.eval(), pixels, rows, done or 0, fingerprint, precision, progress)
 
     def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pairs of float32 maps (B, C, H, W), channels-last, and int64 indices (B,), in the order of the plan.
+        """Pairs of float32 maps (B, C, H, W), channels-last, or tokens (B, N, C), and int64 indices (B,), in order.
 
         Without a DataLoader: a batch is one copy out of the memory map, which workers would only copy once more.
         """
@@ -80,10 +80,10 @@ class TrunkCache:
             yield self.maps(indices, seeds), torch.tensor(indices)
 
     def maps(self, indices: Sequence[int], seeds: Sequence[int]) -> Tensor:
-        """float32 (B, C, H, W): view `seed % views` of each image."""
+        """float32 (B, C, H, W) or (B, N, C): view `seed % views` of each image."""
         rows = [seed % self.views * self.count + index for index, seed in zip(indices, seeds, strict=True)]
-        stored = torch.from_numpy(self._maps[rows]).view(torch.bfloat16)  # (B, H, W, C)
-        return stored.float().permute(0, 3, 1, 2)
+        stored = torch.from_numpy(self._maps[rows]).view(torch.bfloat16).float()  # (B, H, W, C) or (B, N, C)
+        return stored.permute(0, 3, 1, 2) if stored.ndim == 4 else stored
 
     def _done(self, fingerprint: str) -> int | None:
         """How many rows an earlier pass with the same fingerprint has finished; None if there was none."""
@@ -126,7 +126,8 @@ class TrunkCache:
         progress: Callable[[int, int], None] | None,
     ) -> None:
         for maps in run_network(trunk, batches, device_of(trunk), precision):
-            stored = maps.to(torch.bfloat16).permute(0, 2, 3, 1).contiguous().cpu().view(torch.int16)
+            maps = maps.permute(0, 2, 3, 1) if maps.ndim == 4 else maps
+            stored = maps.to(torch.bfloat16).contiguous().cpu().view(torch.int16)
             self._maps[rows[done : done + len(maps)]] = stored.numpy()
             done += len(maps)
             self._record(fingerprint, done)
@@ -145,12 +146,15 @@ def _view_seed(seed: int, row: int) -> int:
 
 
 @torch.no_grad()
-def _shape(trunk: nn.Module, crop: int) -> tuple[int, int, int]:
+def _shape(trunk: nn.Module, crop: int) -> tuple[int, ...]:
     maps = trunk.eval()(torch.zeros(1, 3, crop, crop, device=device_of(trunk)))
-    if maps.ndim != 4:
-        raise ModelError(f"The trunk must give maps (B, C, H, W). Got the shape {tuple(maps.shape)}: cut it earlier.")
-    _, channels, height, width = maps.shape
-    return height, width, channels
+    if maps.ndim not in (3, 4):
+        raise ModelError(
+            "The trunk must give maps (B, C, H, W) or tokens (B, N, C). "
+            f"Got the shape {tuple(maps.shape)}: cut it earlier."
+        )
+    _, *shape = maps.shape
+    return tuple(shape) if len(shape) == 2 else (*shape[1:], shape[0])
 
 
 def _fingerprint(trunk: nn.Module, source: ImageDataset, settings: dict[str, Any]) -> str:

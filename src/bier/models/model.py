@@ -25,7 +25,7 @@ from bier.errors import BierError, DataError, ModelError
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
-from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone
+from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
 VERSION = 1
@@ -40,6 +40,7 @@ class Description(BaseModel):
     backbone: str
     features: int = Field(ge=1, le=2**20)
     folded: bool
+    pool: str = ""  # the network's own way, as in all earlier models
     resize: int = Field(ge=0, le=_LARGEST_SIDE)
     crop: int = Field(ge=0, le=_LARGEST_SIDE)
     mean: list[float] = Field(max_length=3)
@@ -213,6 +214,7 @@ class Model(nn.Module):
             "backbone": self.backbone.name,
             "features": self.backbone.features,
             "folded": self.backbone.folded,
+            "pool": self.backbone.pool,
             "resize": self.backbone.resize,
             "crop": self.backbone.crop,
             "mean": scale.mean.flatten().tolist() if isinstance(scale, Scale) else [],
@@ -348,7 +350,7 @@ def _check_sizes(known: Description, weights: Mapping[str, Tensor]) -> None:
 
 
 def _described(known: Description, precision: str | None) -> Model:
-    backbone = build_backbone(known.backbone, pretrained=False, features=known.features)
+    backbone = empty_backbone(known.backbone, known.features, known.crop, known.pool)
     if known.folded:
         fold_batch_norm(backbone)
         backbone.folded = True
@@ -365,15 +367,16 @@ def pretrained(
     precision: str = "auto",
     device: str | torch.device | None = None,
     resolution: int = 0,
+    pool: str = "",
 ) -> Model:
     """A model that has not been trained here: the pretrained backbone `name`, with its features normalised.
 
     It is what training has to beat. The embedding layer is the identity, so that it is a model like any other.
     resolution: the side of the pictures that the network sees; 0 for the backbone's own.
+    pool: how maps or tokens become features; empty for the backbone's own way.
     """
-    backbone = build_backbone(name, weights=Path(weights) if weights is not None else None)
-    if resolution:
-        backbone.look_at(resolution)
+    file = Path(weights) if weights is not None else None
+    backbone = build_backbone(name, weights=file, resolution=resolution, pool=pool)
     return _plain_features(backbone, precision).to(device or distributed.device())
 
 
@@ -386,7 +389,13 @@ def starting_point(settings: ModelConfig, features: int | None = None, precision
         return None
     if settings.backbone == "features":
         return _plain_features(build_backbone("features", features=features), precision).to(distributed.device())
-    return pretrained(settings.backbone, settings.weights or None, precision, resolution=settings.resolution)
+    return pretrained(
+        settings.backbone,
+        settings.weights or None,
+        precision,
+        resolution=settings.resolution,
+        pool=settings.pool,
+    )
 
 
 def is_pretrained(settings: ModelConfig) -> bool:

