@@ -263,7 +263,7 @@ def test_too_many_requests_are_told(browser: Any, serve: Any, collection: Collec
 
 def test_an_empty_collection(browser: Any, serve: Any, model: Model) -> None:
     nothing = Index.build(np.empty((0, 48), np.float32), groups=model.groups)
-    empty = Collection(nothing, model, lambda one: Image.new("RGB", (1, 1)))
+    empty = Collection(nothing, model, lambda one: (Image.new("RGB", (1, 1)), None))
     for page in opened(browser, serve(empty)):
         page.wait_for_selector("text=The collection is empty")
         assert page.locator("#pick").is_hidden()
