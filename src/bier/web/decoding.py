@@ -1,4 +1,4 @@
-"""Decoding of uploads and of thumbnails, run in worker processes, which can be stopped and whose time and memory are limited.
+"""Decoding of uploads and of thumbnails, for worker processes, whose time and memory are limited.
 
 Imports no torch: a worker starts in half a second and takes 40 MB.
 """

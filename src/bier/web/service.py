@@ -219,8 +219,8 @@ class Service:
             try:
                 # The worker counts its processor time; this ends one that waits, as for a file on a lost network drive.
                 with anyio.fail_after(_PATIENCE * seconds):
-                    run = anyio.to_process.run_sync
-                    return await run(work, *given, seconds, cancellable=True, limiter=self._processes)
+                    job = partial(work, *given, seconds)
+                    return await anyio.to_process.run_sync(job, cancellable=True, limiter=self._processes)
             except (TimeoutError, BrokenWorkerProcess):
                 return "too_slow"
 
