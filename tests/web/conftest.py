@@ -16,7 +16,7 @@ from bier import EmbeddingEnsemble, Index, Model
 from bier.collection import Collection, recall_of
 from bier.models.backbones import build_backbone
 from bier.web.app import create_app
-from bier.web.guard import Limits
+from bier.web.guard import Access, Limits
 from bier.web.server import create_server
 
 GROUPS = (8, 16, 24)
@@ -68,10 +68,15 @@ def serve() -> Iterator[Serve]:
     """Starts a server for a collection and returns its address; all are stopped at the end."""
     started: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(collection: Collection, report: Path | None = None, limits: Limits | None = None, port: int = 0) -> str:
-        app = create_app(collection, limits or Limits(rate=1000, burst=10_000), report, version="1")
+    def start(
+        collection: Collection,
+        report: Path | None = None,
+        limits: Limits | None = None,
+        token: str | None = None,
+    ) -> str:
+        app = create_app(collection, limits or Limits(rate=1000, burst=10_000), report, Access(token=token), "1")
         server = create_server(app)
-        listening = socket.create_server(("127.0.0.1", port))
+        listening = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         started.append((server, thread))

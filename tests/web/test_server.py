@@ -264,6 +264,61 @@ def test_other_hosts_and_origins_are_turned_away(client: TestClient, collection:
         assert anywhere.get("/api/status", headers={"host": host}).status_code == status, host
 
 
+TOKEN = "a token & more"
+
+
+def test_a_token_is_asked_for(collection: Collection) -> None:
+    app = create_app(collection, GENEROUS, access=Access(token=TOKEN))
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    for path in ("/api/status", "/api/browse", "/openapi.json", "/static/main.js", "/report/", "/nowhere"):
+        answer = client.get(path)
+        assert code(answer) == (401, "token"), path
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert client.get("/").status_code == 401
+    assert "bier serve" in client.get("/").text
+    for wrong in ("", "x", TOKEN + "x", "café", "Basic " + TOKEN):
+        assert client.get("/api/status", headers={"authorization": f"Bearer {wrong}".encode()}).status_code == 401
+        assert client.get("/", params={"token": wrong}).status_code == 401
+        assert client.get("/api/status", headers={"cookie": f"bier={wrong}".encode()}).status_code == 401
+    assert client.get("/api/status", params={"token": TOKEN}).status_code == 401  # addresses are written to logs
+    assert client.get("/api/status", headers={"authorization": f"bearer {TOKEN}"}).status_code == 200
+
+
+def test_the_address_with_the_token_opens_the_page(collection: Collection) -> None:
+    app = create_app(collection, GENEROUS, access=Access(token=TOKEN))
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    answer = client.get("/", params={"token": TOKEN})
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert client.get("/").status_code == 200
+    assert client.get("/api/status").status_code == 200
+    assert client.get("/api/status", headers={"host": "evil.example"}).status_code == 400
+    other = TestClient(create_app(collection, GENEROUS, access=Access(token="another")), base_url="http://localhost")
+    other.cookies = client.cookies
+    assert other.get("/api/status").status_code == 401
+
+
+def test_guessing_tokens_is_slow(collection: Collection) -> None:
+    app = create_app(collection, Limits(rate=0.5, burst=3), access=Access(token=TOKEN))
+    client = TestClient(app, base_url="http://localhost")
+    tries = [client.get("/", params={"token": f"guess {number}"}).status_code for number in range(5)]
+    assert tries == [401, 401, 401, 429, 429]
+
+
+def test_an_internal_error_has_the_headers_too(model: Model, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("nobody expects this")
+
+    shown = Collection(index, model, lambda one: (Image.new("RGB", (1, 1)), None))
+    monkeypatch.setattr(index, "search", broken)
+    client = TestClient(create_app(shown, GENEROUS), base_url="http://localhost", raise_server_exceptions=False)
+    answer = client.get("/api/search", params={"id": "kind 0/0.png"})
+    assert code(answer) == (500, "internal")
+    assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+
+
 def test_headers_keep_everything_at_home(client: TestClient) -> None:
     for path in ("/", "/static/main.js", "/api/status", "/report/", "/nowhere"):
         headers = client.get(path).headers

@@ -141,7 +141,8 @@ class Service:
         """Encode one picture and start a worker, so that the first upload does not wait for either."""
         white = np.full((64, 64, 3), 255, np.uint8)
         self.collection.model.encode([white], workers=0)
-        await self._in_process(self._drawing, draw, white, None, 64)
+        if isinstance(await self._in_process(self._drawing, draw, white, None, 64), str):
+            raise RuntimeError("A worker process that decodes pictures could not be started.")
 
     def browse(self, count: int, seed: int, label: str = "") -> tuple[int, list[tuple[str, str | None]]]:
         """How many images have this text in their label, and some of them in an order that the seed fixes."""
