@@ -6,12 +6,14 @@ WORKDIR /opt/bier
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN uv pip install --system --no-cache --torch-backend cpu ".[serve,index,tables]"
-# A user without rights: uploaded pictures are decoded in this process.
+# A user without rights: uploaded pictures are decoded in this container.
 RUN useradd --create-home bier
 USER bier
 WORKDIR /data
 EXPOSE 8000
+# Any answer will do: without the token it is 401.
 HEALTHCHECK --interval=30s --start-period=10m \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/api/status', timeout=5)"]
+  CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1:8000', timeout=5); \
+  c.request('GET', '/'); assert c.getresponse().status < 500"]
 ENTRYPOINT ["bier", "serve", "--host", "0.0.0.0"]
 CMD ["--help"]

@@ -21,7 +21,8 @@ from PIL import Image
 
 from bier import EmbeddingEnsemble, Model
 from bier.images import ImageDataset
-from bier.models.backbone import autocast, resolve_precision, reuse_memory
+from bier.memory import reuse_memory
+from bier.models.backbone import autocast, resolve_precision
 from bier.models.backbones import build_backbone
 from bier.models.inference import pixel_batches
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from bier import BoostedLoss, EmbeddingEnsemble
 from bier.images import ImageDataset
-from bier.models.backbone import autocast, folded, resolve_precision, reuse_memory
+from bier.memory import reuse_memory
+from bier.models.backbone import autocast, folded, resolve_precision
 from bier.models.backbones import build_backbone
 from bier.models.maps import TrunkCache
 

@@ -89,7 +89,7 @@ def main() -> None:
     print(f"{count:,} vectors of {sum(GROUPS)} numbers, {index.method} built in {time.perf_counter() - start:.0f} s")
     backbone = build_backbone("conv4")
     model = Model(backbone, EmbeddingEnsemble(backbone.features, GROUPS))
-    server, thread, url = started(Collection(index, model, lambda one: Image.new("RGB", (48, 48))))
+    server, thread, url = started(Collection(index, model, lambda one: (Image.new("RGB", (48, 48)), None)))
     try:
         times = measured(url, count)
     finally:

@@ -11,7 +11,7 @@ import bier
 ROOT = Path(bier.__file__).parent
 
 LAYERS = [
-    {"errors", "files", "distributed"},
+    {"errors", "files", "memory", "distributed"},
     {"config", "method", "images"},
     {"data", "models", "search"},
     {"evaluate"},

@@ -1,3 +1,4 @@
 from bier.cli import main
 
-main()
+if __name__ == "__main__":  # the server's worker processes import this file under another name
+    main()

@@ -16,7 +16,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL.Image import Image
 
 from bier import distributed, files
 from bier.config import DataConfig
@@ -26,7 +25,8 @@ from bier.errors import BierError, DataError, ModelError, SearchError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.evaluate.verification import kept_threshold
-from bier.images import Broken, ImageDataset, open_image
+from bier.images import Box, Broken, ImageDataset
+from bier.images import Source as Picture
 from bier.method.defaults import Weighting
 from bier.models.model import Model, Untrained, load
 from bier.search import Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
@@ -35,7 +35,7 @@ from bier.search.index import Kind
 
 Floats = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
-PictureOf = Callable[[Id], Image]
+PictureOf = Callable[[Id], tuple[Picture, Box | None]]  # what `open_image` takes
 
 KS = (1, 2, 4, 8)
 BATCH = 4_096  # images that are encoded and added to a store at once; what an interruption may cost
@@ -319,7 +319,7 @@ class Collection:
     """A collection with its model and pictures.
 
     store: the vectors, with ids and labels. model: encodes uploads; it must have the learners of the store.
-    picture: the picture of an id of the store. title: the name that the page shows.
+    picture: where the picture of an id is, and its box. title: the name that the page shows.
     recall: what `recall_of` returned, or None. notes: what a person should know, such as images that were left out.
     """
 
@@ -343,7 +343,7 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
     store = open_collection(target)
     model = model_of(store, run)
     recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(target).name)
-    return Collection(store, model, lambda one: open_image(image_path(store, one)), title, recall)
+    return Collection(store, model, lambda one: (image_path(store, one), None), title, recall)
 
 
 def image_collection(run: Path | Untrained, images: Path, progress: Progress | None = None) -> Collection:
@@ -444,10 +444,10 @@ def _kept(
 def _picture_of(part: Part) -> PictureOf:
     row_of = {one: row for row, one in enumerate(range(len(part)) if part.ids is None else part.ids)}
 
-    def picture(one: Id) -> Image:
+    def picture(one: Id) -> tuple[Picture, Box | None]:
         box = None if part.boxes is None else part.boxes[row_of[one]]
         crop = None if box is None or np.isnan(box).all() else tuple(box.tolist())
-        return open_image(part.images[row_of[one]], box=crop)
+        return part.images[row_of[one]], crop
 
     return picture
 

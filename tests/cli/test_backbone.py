@@ -12,6 +12,7 @@ from PIL import Image
 import bier
 from bier.collection import image_collection, model_of, open_collection, stored_collection
 from bier.errors import ModelError
+from bier.images import open_image
 from bier.models.model import Untrained
 from bier.search import read_embeddings
 
@@ -85,7 +86,8 @@ def test_pages_show_the_backbone(cli: Cli, photos: Path, tmp_path: Path) -> None
     assert (len(shown.store), shown.model.groups) == (12, (1280,))
     assert shown.recall is not None
     assert shown.recall["prefixes"][0]["1"] == 100.0
-    assert shown.picture(shown.store.ids[0]).size == (128, 128)
+    source, box = shown.picture(shown.store.ids[0])
+    assert open_image(source, box=box).size == (128, 128)
     assert cli("index", photos, "--backbone", NAME, "--out", tmp_path / "shop.index")[0] == 0
     assert len(stored_collection(None, str(tmp_path / "shop.index")).store) == 12
 

@@ -162,6 +162,24 @@ def test_an_index(run: Path, pictures: Path, tmp_path: Path, cli: Cli) -> None:
         assert httpx.get(f"{said['url']}/api/status", headers={"host": "evil.example"}).status_code == 400
 
 
+def test_other_machines_need_the_token(run: Path, pictures: Path) -> None:
+    with served(run, "--images", pictures, "--host", "0.0.0.0") as (said, process):
+        url = f"http://127.0.0.1:{said['url'].rpartition(':')[2]}"
+        assert len(said["token"]) >= 24
+        assert httpx.get(f"{url}/api/status").status_code == 401
+        asked = {"authorization": f"Bearer {said['token']}"}
+        assert httpx.get(f"{url}/api/status", headers=asked).json()["images"] == 64
+        assert httpx.get(f"{url}/api/status", headers={**asked, "host": "evil.example"}).status_code == 400
+        assert httpx.get(f"{url}/api/status", headers={**asked, "host": "192.0.2.7:8000"}).status_code == 200
+        page = httpx.get(f"{url}/", params={"token": said["token"]}, follow_redirects=True)
+        assert (page.status_code, page.url.query) == (200, b"")
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert f"/?token={said['token']}" in told
+        assert "not encrypted" in told
+
+
 def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Path, cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for arguments, message in (
@@ -171,6 +189,7 @@ def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Pa
             ((run, "--images", tmp_path / "none"), "Images must be a folder, or a table"),
             ((run, "--data", "features", "--root", features_file), "no pictures"),
             ((run, "--port", taken.getsockname()[1]), "Choose another with --host or --port"),
+            ((run, "--token", "short"), "The '--token' option must be at least 8"),
         ):
             code, out, err = cli("serve", "--port", "0", *arguments)
             assert (code, out) == (2, ""), arguments

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bier.models.backbone import fold_batch_norm, folded, reuse_memory
+from bier.memory import reuse_memory
+from bier.models.backbone import fold_batch_norm, folded
 from bier.models.backbones import build_backbone
 
 

@@ -1,5 +1,6 @@
 """A small collection of drawn pictures, and the server that shows it."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +11,13 @@ import pytest
 import torch
 import uvicorn
 from numpy.typing import NDArray
-from PIL import Image
 
 from bier import EmbeddingEnsemble, Index, Model
 from bier.collection import Collection, recall_of
-from bier.images import open_image
 from bier.models.backbones import build_backbone
 from bier.web.app import create_app
-from bier.web.guard import Limits
+from bier.web.guard import Access, Limits
+from bier.web.server import create_server
 
 GROUPS = (8, 16, 24)
 Serve = Callable[..., str]
@@ -49,10 +49,9 @@ def index(pixels: NDArray[np.uint8], model: Model) -> Index:
 def collection(index: Index, model: Model, pixels: NDArray[np.uint8]) -> Collection:
     row_of = {one: row for row, one in enumerate(index.ids)}
 
-    def picture(one: str | int) -> Image.Image:
-        return open_image(pixels[row_of[one]])
-
-    return Collection(index, model, picture, "patterns", recall_of(index, model.weighting))
+    return Collection(
+        index, model, lambda one: (pixels[row_of[one]], None), "patterns", recall_of(index, model.weighting)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -69,17 +68,22 @@ def serve() -> Iterator[Serve]:
     """Starts a server for a collection and returns its address; all are stopped at the end."""
     started: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def start(collection: Collection, report: Path | None = None, limits: Limits | None = None, port: int = 0) -> str:
-        app = create_app(collection, limits or Limits(rate=1000, burst=10_000), report, version="1")
-        config = uvicorn.Config(app, port=port, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run)
+    def start(
+        collection: Collection,
+        report: Path | None = None,
+        limits: Limits | None = None,
+        token: str | None = None,
+    ) -> str:
+        app = create_app(collection, limits or Limits(rate=1000, burst=10_000), report, Access(token=token), "1")
+        server = create_server(app)
+        listening = socket.create_server(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         started.append((server, thread))
         until = time.monotonic() + 30
         while not server.started and time.monotonic() < until:
             time.sleep(0.02)
-        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
     yield start
     for server, thread in started:

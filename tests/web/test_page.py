@@ -263,7 +263,7 @@ def test_too_many_requests_are_told(browser: Any, serve: Any, collection: Collec
 
 def test_an_empty_collection(browser: Any, serve: Any, model: Model) -> None:
     nothing = Index.build(np.empty((0, 48), np.float32), groups=model.groups)
-    empty = Collection(nothing, model, lambda one: Image.new("RGB", (1, 1)))
+    empty = Collection(nothing, model, lambda one: (Image.new("RGB", (1, 1)), None))
     for page in opened(browser, serve(empty)):
         page.wait_for_selector("text=The collection is empty")
         assert page.locator("#pick").is_hidden()
@@ -322,6 +322,56 @@ def test_a_line_is_drawn_between_same_and_similar(
         assert "the same" not in third.locator("h2").inner_text()
         assert page.locator("#key-line").is_visible()
         assert "3 of them the same" in page.inner_text("#told")
+
+
+SCRIPTS = (
+    "<img src=x onerror=window.attacked=1>",
+    "<script>window.attacked = 1</script>",
+    "\"><svg onload='window.attacked = 1'>",
+    "javascript:window.attacked=1",
+    "{{constructor.constructor('window.attacked=1')()}}",
+)
+
+
+def test_names_and_labels_that_are_scripts_are_shown_as_text(
+    browser: Any, serve: Any, collection: Collection, index: Index, pixels: NDArray[np.uint8]
+) -> None:
+    """Labels, ids, the title and the names of uploads; `opened` also fails on a request to another place."""
+    names = [f"{SCRIPTS[row % 5]}/{row}{SCRIPTS[row // 5 % 5]}.png" for row in range(len(index))]
+    labels = [None if row % 7 == 0 else SCRIPTS[row % 5] for row in range(len(index))]
+    hostile = Index.build(index.vectors(index.ids), names, index.groups, labels)
+    row_of = {one: row for row, one in enumerate(names)}
+    shown = replace(collection, store=hostile, picture=lambda one: (pixels[row_of[one]], None), title=SCRIPTS[0])
+    for page in opened(browser, serve(shown)):
+        chosen = pick_first(page)
+        label = labels[row_of[chosen]]
+        assert page.inner_text("#title") == SCRIPTS[0]
+        assert page.inner_text("#query-label") == (chosen if label is None else label)
+        loaded = "[...document.querySelectorAll('.row img')].every(one => one.complete && one.naturalWidth === 48)"
+        until(page, loaded)
+        for script in SCRIPTS:
+            page.set_input_files("#file", {"name": script, "mimeType": "text/plain", "buffer": b"x"})
+            assert script in banner(page)
+            page.fill("#filter", script)
+            until(page, "document.querySelectorAll('#browse .tile').length > 0")
+            page.evaluate("id => { location.hash = new URLSearchParams({ id }); }", f"nothing {script}")
+            until(page, "document.querySelector('#banner-text').textContent.includes('has no image')")
+        page.wait_for_timeout(100)
+        assert page.evaluate("window.attacked") is None
+        assert page.locator("main img[src=x], main script, main svg, .banner img").count() == 0
+
+
+def test_the_page_behind_a_token(browser: Any, serve: Any, collection: Collection) -> None:
+    address = serve(collection, token="a token & more")
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(address)
+    assert "asks for a token" in page.inner_text("body")
+    page.goto(f"{address}/?token=a+token+%26+more")
+    page.wait_for_selector("#browse .tile")
+    assert "token" not in page.url
+    until(page, "[...document.querySelectorAll('#browse img')].some(one => one.naturalWidth > 0)")
+    context.close()
 
 
 def test_without_a_threshold_there_is_no_line(page: Any) -> None:

@@ -3,6 +3,8 @@
 import io
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,8 @@ from bier import Index, Model
 from bier.collection import Collection, recall_of
 from bier.errors import DataError, ModelError
 from bier.evaluate.ensemble import evaluate_ensemble
-from bier.images import decode
 from bier.web.app import STATIC, create_app
-from bier.web.guard import Limits
+from bier.web.guard import Access, Limits
 
 GENEROUS = Limits(rate=1000, burst=10_000)
 
@@ -29,9 +30,17 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-@pytest.fixture
-def client(collection: Collection, report: Path) -> TestClient:
-    return TestClient(create_app(collection, GENEROUS, report), base_url="http://localhost")
+@contextmanager
+def serving(collection: Collection, limits: Limits = GENEROUS, **options: Any) -> Iterator[TestClient]:
+    """A client with one event loop, so that the worker processes stay from one request to the next."""
+    with TestClient(create_app(collection, limits, **options), base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(collection: Collection, report: Path) -> Iterator[TestClient]:
+    with serving(collection, report=report) as made:
+        yield made
 
 
 def send(client: TestClient, data: bytes, **options: Any) -> Any:
@@ -77,7 +86,9 @@ def test_the_page_has_the_numbers_of_the_report(model: Model) -> None:
     assert model.weighting == "sqrt"
     assert report.recall["prefix-2"] != other.recall["prefix-2"]
     index = Index.build(model.vectors(raw), groups=model.groups, labels=labels)
-    shown = Collection(index, model, lambda one: Image.new("RGB", (1, 1)), recall=recall_of(index, model.weighting))
+    shown = Collection(
+        index, model, lambda one: (Image.new("RGB", (1, 1)), None), recall=recall_of(index, model.weighting)
+    )
     status = TestClient(create_app(shown, GENEROUS), base_url="http://localhost").get("/api/status").json()
     names = {"prefixes": ["learner-1", "prefix-2", "ensemble"], "learners": ["learner-1", "learner-2", "learner-3"]}
     for name, rows in names.items():
@@ -142,11 +153,10 @@ def test_an_upload_finds_itself_and_is_remembered(
 
 
 def test_old_uploads_are_forgotten(collection: Collection, pixels: NDArray[np.uint8]) -> None:
-    few = create_app(collection, Limits(rate=1000, burst=10_000, uploads=2))
-    client = TestClient(few, base_url="http://localhost")
-    names = [send(client, png(pixels[row])).json()["query"]["id"] for row in range(3)]
-    assert [client.get("/api/search", params={"id": name}).status_code for name in names] == [404, 200, 200]
-    assert [client.get(f"/api/image/{name}").status_code for name in names] == [404, 200, 200]
+    with serving(collection, Limits(rate=1000, burst=10_000, uploads=2)) as client:
+        names = [send(client, png(pixels[row])).json()["query"]["id"] for row in range(3)]
+        assert [client.get("/api/search", params={"id": name}).status_code for name in names] == [404, 200, 200]
+        assert [client.get(f"/api/image/{name}").status_code for name in names] == [404, 200, 200]
 
 
 def test_images_are_those_of_the_collection_and_no_others(
@@ -168,12 +178,13 @@ def test_images_are_those_of_the_collection_and_no_others(
         assert client.get(path).status_code == 404, path
 
 
-def test_a_picture_whose_file_is_gone(index: Index, model: Model) -> None:
-    def gone(one: str | int) -> Image.Image:
+def test_a_picture_whose_file_is_gone(index: Index, model: Model, tmp_path: Path) -> None:
+    def unknown(one: str | int) -> Any:
         raise DataError(f"Cannot read {one}.")
 
-    client = TestClient(create_app(Collection(index, model, gone), GENEROUS), base_url="http://localhost")
-    assert code(client.get("/api/image/kind 2/3.png")) == (410, "gone")
+    for picture in (unknown, lambda one: (tmp_path / "gone.png", None)):
+        with serving(Collection(index, model, picture)) as client:
+            assert code(client.get("/api/image/kind 2/3.png")) == (410, "gone")
 
 
 def test_browsing(client: TestClient) -> None:
@@ -188,16 +199,14 @@ def test_browsing(client: TestClient) -> None:
     assert client.get("/api/browse", params={"label": "zebra"}).json() == {"matching": 0, "images": []}
 
 
-def test_what_is_no_picture_is_refused(
-    client: TestClient, pixels: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_picture_is_refused(client: TestClient, collection: Collection, pixels: NDArray[np.uint8]) -> None:
     whole = png(pixels[0])
     assert code(send(client, b"hello, I am text")) == (415, "not_a_picture")
     assert code(send(client, whole[: len(whole) // 2])) == (422, "broken_picture")
     assert code(send(client, b"")) == (422, "broken_picture")
     assert code(client.post("/api/search")) == (422, "invalid")
-    monkeypatch.setattr(decode, "MAX_PIXELS", 1000)
-    assert code(send(client, whole)) == (413, "too_many_pixels")
+    with serving(collection, replace(GENEROUS, upload_pixels=1000)) as strict:
+        assert code(send(strict, whole)) == (413, "too_many_pixels")
 
 
 def test_large_uploads_are_refused_however_they_come(collection: Collection) -> None:
@@ -246,8 +255,68 @@ def test_other_hosts_and_origins_are_turned_away(client: TestClient, collection:
         assert client.get("/api/status", headers={"host": host}).status_code == status, host
     assert client.get("/api/status", headers={"origin": "http://evil.example"}).status_code == 403
     assert client.get("/api/status", headers={"origin": "http://localhost"}).status_code == 200
-    anywhere = TestClient(create_app(collection, GENEROUS, hosts=None), base_url="http://shop.example")
-    assert anywhere.get("/api/status").status_code == 200
+    everywhere = Access(("shop.example",), any_address=True)
+    anywhere = TestClient(create_app(collection, GENEROUS, access=everywhere), base_url="http://shop.example")
+    for host, status in (
+        *(("shop.example", 200), ("SHOP.example:80", 200), ("192.168.1.7:8000", 200), ("[fe80::1]:8000", 200)),
+        *(("evil.example", 400), ("", 400), ("[", 400), ("shop.example@evil.example", 400), ("1.2.3.4.evil", 400)),
+    ):
+        assert anywhere.get("/api/status", headers={"host": host}).status_code == status, host
+
+
+TOKEN = "a token & more"
+
+
+def test_a_token_is_asked_for(collection: Collection) -> None:
+    app = create_app(collection, GENEROUS, access=Access(token=TOKEN))
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    for path in ("/api/status", "/api/browse", "/openapi.json", "/static/main.js", "/report/", "/nowhere"):
+        answer = client.get(path)
+        assert code(answer) == (401, "token"), path
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert client.get("/").status_code == 401
+    assert "bier serve" in client.get("/").text
+    for wrong in ("", "x", TOKEN + "x", "café", "Basic " + TOKEN):
+        assert client.get("/api/status", headers={"authorization": f"Bearer {wrong}".encode()}).status_code == 401
+        assert client.get("/", params={"token": wrong}).status_code == 401
+        assert client.get("/api/status", headers={"cookie": f"bier={wrong}".encode()}).status_code == 401
+    assert client.get("/api/status", params={"token": TOKEN}).status_code == 401  # addresses are written to logs
+    assert client.get("/api/status", headers={"authorization": f"bearer {TOKEN}"}).status_code == 200
+
+
+def test_the_address_with_the_token_opens_the_page(collection: Collection) -> None:
+    app = create_app(collection, GENEROUS, access=Access(token=TOKEN))
+    client = TestClient(app, base_url="http://localhost", follow_redirects=False)
+    answer = client.get("/", params={"token": TOKEN})
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert client.get("/").status_code == 200
+    assert client.get("/api/status").status_code == 200
+    assert client.get("/api/status", headers={"host": "evil.example"}).status_code == 400
+    other = TestClient(create_app(collection, GENEROUS, access=Access(token="another")), base_url="http://localhost")
+    other.cookies = client.cookies
+    assert other.get("/api/status").status_code == 401
+
+
+def test_guessing_tokens_is_slow(collection: Collection) -> None:
+    app = create_app(collection, Limits(rate=0.5, burst=3), access=Access(token=TOKEN))
+    client = TestClient(app, base_url="http://localhost")
+    tries = [client.get("/", params={"token": f"guess {number}"}).status_code for number in range(5)]
+    assert tries == [401, 401, 401, 429, 429]
+
+
+def test_an_internal_error_has_the_headers_too(model: Model, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("nobody expects this")
+
+    shown = Collection(index, model, lambda one: (Image.new("RGB", (1, 1)), None))
+    monkeypatch.setattr(index, "search", broken)
+    client = TestClient(create_app(shown, GENEROUS), base_url="http://localhost", raise_server_exceptions=False)
+    answer = client.get("/api/search", params={"id": "kind 0/0.png"})
+    assert code(answer) == (500, "internal")
+    assert answer.headers["content-security-policy"].startswith("default-src 'self'")
 
 
 def test_headers_keep_everything_at_home(client: TestClient) -> None:
@@ -284,7 +353,9 @@ def test_the_page_names_no_other_place() -> None:
 
 def test_an_empty_collection(model: Model) -> None:
     empty = Collection(
-        Index.build(np.empty((0, 48), np.float32), groups=model.groups), model, lambda one: Image.new("RGB", (1, 1))
+        Index.build(np.empty((0, 48), np.float32), groups=model.groups),
+        model,
+        lambda one: (Image.new("RGB", (1, 1)), None),
     )
     client = TestClient(create_app(empty, GENEROUS), base_url="http://localhost")
     status = client.get("/api/status").json()
@@ -295,4 +366,4 @@ def test_an_empty_collection(model: Model) -> None:
 def test_a_model_with_other_learners_is_refused(model: Model) -> None:
     other = Index.build(np.eye(48, dtype=np.float32), groups=(24, 24))
     with pytest.raises(ModelError, match=r"must have the learners of the collection, \(24, 24\)"):
-        Collection(other, model, lambda one: Image.new("RGB", (1, 1)))
+        Collection(other, model, lambda one: (Image.new("RGB", (1, 1)), None))

@@ -6,6 +6,7 @@ import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlencode
 
 import typer
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
     from bier.collection import Collection, Progress
     from bier.models.model import Untrained
+    from bier.web.guard import Access
 
-_SHUTDOWN = 3  # seconds that running requests get when the server is stopped
+_EVERY_ADDRESS = ("0.0.0.0", "::")
+_LEAST_TOKEN = 8  # characters
 
 
 def serve(
@@ -36,13 +39,22 @@ def serve(
     store: Annotated[str | None, typer.Option("--store", metavar="URI", help="Show this store.")] = None,
     host: Annotated[
         str,
-        typer.Option("--host", help="The address to listen on. 0.0.0.0 admits other machines; there is no password."),
+        typer.Option("--host", help="The address to listen on. 0.0.0.0 admits other machines, which need the token."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = 8000,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             "--allow-host", metavar="NAME", help="Accept this host name too, as behind a proxy; may be repeated."
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            metavar="TEXT",
+            envvar="BIER_TOKEN",
+            help="Ask for this token. \\[default: a new one if other machines are admitted, else none]",
         ),
     ] = None,
     json: Json = False,
@@ -53,6 +65,9 @@ def serve(
     that the next start is quick. With --json, an object with the address is printed when the page is ready. Ctrl-C
     stops the server.
 
+    Only this machine can open the page. With another --host, every request must have a token: it is part of the
+    address that is printed, and programs send it as the header Authorization: Bearer TOKEN.
+
     [bold]Examples[/bold]
 
     bier serve runs/birds
@@ -62,12 +77,15 @@ def serve(
     bier serve --backbone efficientnet_lite0 --images photos
 
     bier serve runs/birds --store milvus:http://milvus.example:19530
+
+    bier serve runs/birds --host 0.0.0.0
     """
     # Before numpy is imported: searches run in parallel already, and OpenBLAS's own threads would compete with them
     # (ten times slower on a busy machine).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for package in ("fastapi", "uvicorn", "starlette", "anyio", "python_multipart"):
         needs(package, "serve")
+    access = _access(host, allow_host or [], token)
     listening = _listen(host, port)
     with listening:
         with progress_bar() as bar:
@@ -75,15 +93,17 @@ def serve(
             collection = _collection(used, data, root, images, index, store, follow_steps(bar))
         for note in collection.notes:
             say(note)
-        app = _application(used, collection, host, allow_host or [])
-        shown = "localhost" if host in ("0.0.0.0", "::") else host
+        app = _application(used, collection, access)
+        shown = "localhost" if host in _EVERY_ADDRESS else host
         url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
         if json:
             groups = list(collection.store.groups)
-            emit({"url": url, "images": len(collection.store), "groups": groups, "title": collection.title})
-        say(f"{len(collection.store):,} images at {url} (Ctrl-C stops)")
+            said = {"url": url, "images": len(collection.store), "groups": groups, "title": collection.title}
+            emit({**said, "token": access.token})
+        entrance = url if access.token is None else f"{url}/?{urlencode({'token': access.token})}"
+        say(f"{len(collection.store):,} images at {entrance} (Ctrl-C stops)")
         if not _is_loopback(host):
-            say("Anyone who can reach this machine can search and upload pictures; there is no password.")
+            say("Other machines can open this address. It has the token; the connection is not encrypted.")
         _run(app, listening)
 
 
@@ -138,29 +158,37 @@ def _is_loopback(host: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def _application(run: "Path | Untrained", collection: "Collection", host: str, allowed: list[str]) -> "FastAPI":
+def _access(host: str, allowed: list[str], token: str | None) -> "Access":
+    """Host names that requests may be addressed to, and the token: one is made where other machines are admitted."""
+    from bier.web.guard import LOOPBACK, Access
+
+    if token is not None and (len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise ConfigError(
+            f"The '--token' option must be at least {_LEAST_TOKEN} printable ASCII characters. "
+            f"Got {len(token)} characters instead."
+        )
+    if _is_loopback(host):
+        return Access((*LOOPBACK, host, *allowed), token=token)
+    own = socket.gethostname()
+    names = (*LOOPBACK, host, own, f"{own}.local", *allowed)
+    return Access(names, any_address=host in _EVERY_ADDRESS, token=token or secrets.token_urlsafe(18))
+
+
+def _application(run: "Path | Untrained", collection: "Collection", access: "Access") -> "FastAPI":
     from bier.collection import run_folder
     from bier.web.app import create_app
-    from bier.web.guard import LOOPBACK
 
-    names = [*LOOPBACK, host, *allowed] if _is_loopback(host) or allowed else None
     report = run_folder(run) / "report" if isinstance(run, Path) else None
-    return create_app(collection, report=report, hosts=names, version=secrets.token_hex(4))
+    return create_app(collection, report=report, access=access, version=secrets.token_hex(4))
 
 
 def _run(app: "FastAPI", listening: socket.socket) -> None:
-    import uvicorn
+    from bier.memory import return_memory
+    from bier.web.server import create_server
 
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # otherwise a client could give any address and evade the rate limit
-        timeout_graceful_shutdown=_SHUTDOWN,
-    )
+    return_memory()  # encoding the collection has let the process keep what it frees
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        create_server(app).run(sockets=[listening])
     except KeyboardInterrupt:
         say("Stopped. The same command starts it again.")
         sys.stderr.flush()

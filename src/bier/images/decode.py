@@ -44,7 +44,9 @@ _UPRIGHT = {
 _DRAFT_MARGIN = 2
 
 
-def open_image(source: Source, *, at_least: int | None = None, box: Box | None = None) -> Image.Image:
+def open_image(
+    source: Source, *, at_least: int | None = None, box: Box | None = None, most_pixels: int | None = None
+) -> Image.Image:
     """The picture as an RGB image, upright, as a viewer would show it.
 
     `source` is a path, the bytes of a file, a PIL image, or an array (H, W), (H, W, 1), (H, W, 3) or
@@ -58,22 +60,24 @@ def open_image(source: Source, *, at_least: int | None = None, box: Box | None =
     side of the result (after the cut) stays at `at_least` or more. Pictures that are smaller to begin
     with are not enlarged.
 
-    Missing, empty, broken, truncated and oversized files (`MAX_PIXELS`) are a DataError that names the file.
+    Missing, empty, broken, truncated and oversized files (more than `most_pixels`, by default and never more than
+    `MAX_PIXELS`) are a DataError that names the file.
     """
     if not isinstance(source, str | os.PathLike | bytes | Image.Image | np.ndarray):
         raise DataError(
             "A picture must be a path, the bytes of a file, a PIL image or an array. "
             f"Got {type(source).__name__} instead."
         )
+    limit = MAX_PIXELS if most_pixels is None else min(most_pixels, MAX_PIXELS)
     try:
         with _without_pillow_warnings():
             if isinstance(source, np.ndarray):
                 return _finish(_from_array(source), box)
             if isinstance(source, Image.Image):
-                _refuse_bombs(source, source)
+                _refuse_bombs(source, source, limit)
                 return _finish(source, box)
             with _opened(source) as image:
-                _refuse_bombs(image, source)
+                _refuse_bombs(image, source, limit)
                 scale = _draft(image, at_least, box)
                 return _finish(image, box, scale)
     except _BadBoxError as error:
@@ -135,10 +139,10 @@ def _known_formats() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _refuse_bombs(image: Image.Image, source: Source) -> None:
-    if image.width * image.height > MAX_PIXELS:
+def _refuse_bombs(image: Image.Image, source: Source, limit: int) -> None:
+    if image.width * image.height > limit:
         raise DataError(
-            f"Refused {_name(source)}: {image.width} x {image.height} pixels, more than the limit of {MAX_PIXELS:,}. "
+            f"Refused {_name(source)}: {image.width} x {image.height} pixels, more than the limit of {limit:,}. "
             "Scale it down first."
         )
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from bier.errors import ConfigError, DataError
 from bier.images import ImageDataset, Source, default_workers, in_order
 from bier.images.dataset import Item, check_workers, run_in_threads
-from bier.models.backbone import Backbone, autocast, reuse_memory
+from bier.memory import reuse_memory
+from bier.models.backbone import Backbone, autocast
 
 Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | ImageDataset
 Progress = Callable[[int, int], None]

@@ -21,8 +21,9 @@ from bier.data import Dataset
 from bier.errors import ConfigError
 from bier.evaluate.dataset import SAME_IMAGES
 from bier.images import ImageDataset
+from bier.memory import reuse_memory
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.models.backbone import autocast, reuse_memory
+from bier.models.backbone import autocast
 from bier.models.backbones import Backbone
 from bier.models.model import is_pretrained
 from bier.training.objective import Objective, diversity_loss, metric_loss

@@ -21,13 +21,14 @@ from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
 from bier.evaluate.recall import rank_r, ranks, recall_from_ranks
 from bier.images import Broken, ImageDataset
+from bier.memory import reuse_memory
 from bier.method.classifier import BoostedClassifier
 from bier.method.defaults import Start, Weighting
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
-from bier.models.backbone import folded, reuse_memory
+from bier.models.backbone import folded
 from bier.models.backbones import Backbone, build_backbone
 from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
 from bier.models.lora import adapt, merged

@@ -1,45 +1,70 @@
 """The web server: the page, and the JSON API that it uses."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI, Response, UploadFile
+from fastapi import FastAPI, Request, Response, UploadFile
 from fastapi import Query as QueryParameter
 from fastapi.responses import FileResponse, RedirectResponse
+from fastapi.routing import APIRoute
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from bier.collection import Collection
-from bier.images.decode import MAX_PIXELS
 from bier.web import schema
-from bier.web.guard import LOOPBACK, Guard, Limits, add_error_handlers
-from bier.web.service import Query, ResultRow, Service
+from bier.web.guard import Access, Guard, Limits, add_error_handlers
+from bier.web.service import Query, ResultRow, Service, valid_text
 
 STATIC = Path(str(files("bier.web") / "static"))
 _YEAR = "private, max-age=31536000, immutable"
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.Error} for status in (403, 404, 413, 415, 422, 429, 503)
+    status: {"model": schema.Error} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
 }
+
+
+class _AnyText(PathConvertor):
+    """A path of an image, which may have line breaks in it; Starlette's `path` stops at the first one."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("text", _AnyText())
+
+
+class _OneFileRequest(Request):
+    """A form with more than one file is refused: each of up to 1,000 could take a temporary file."""
+
+    def form(self, **_: Any) -> Any:
+        return super().form(max_files=1, max_fields=8)
+
+
+class _OneFileRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def limited(request: Request) -> Response:
+            return await handle(_OneFileRequest(request.scope, request.receive))
+
+        return limited
 
 
 def create_app(
     collection: Collection,
     limits: Limits | None = None,
     report: Path | None = None,
-    hosts: Sequence[str] | None = LOOPBACK,
+    access: Access | None = None,
     version: str = "0",
 ) -> FastAPI:
     """The application.
 
     Args:
         report: the folder of the run's report, shown below /report/ if it is there.
-        hosts: host names that the server accepts; None for any. This refuses a page elsewhere that points a name of its
-            own at 127.0.0.1 (DNS rebinding).
+        access: the host names and the token that requests must have; by default this machine alone, without a token.
         version: a text that changes with every start, so that browsers do not show cached pictures of another
             collection.
     """
@@ -48,12 +73,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.warm_up()
+        await service.warm_up()
         yield
         service.close()
 
     # FastAPI's own documentation pages load scripts from other servers; /openapi.json works with any viewer.
     app = FastAPI(title="bier", docs_url=None, redoc_url=None, lifespan=lifespan, responses=_ERRORS)
+    app.router.route_class = _OneFileRoute
     has_report = report is not None and (report / "index.html").is_file()
     _add_api(app, service, bounds, _status(service, bounds, has_report, version))
     add_error_handlers(app)
@@ -63,10 +89,8 @@ def create_app(
     app.mount("/static", StaticFiles(directory=STATIC))
     app.add_api_route("/", lambda: FileResponse(STATIC / "index.html"), include_in_schema=False)
     app.add_middleware(GZipMiddleware)
-    if hosts is not None:
-        names = [f"[{name}]" if ":" in name else name for name in hosts]
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
-    app.add_middleware(Guard, limits=bounds)  # added last, so that it comes first and sees every response
+    # Added last, so that it comes first and sees every response.
+    app.add_middleware(Guard, limits=bounds, access=access or Access())
     return app
 
 
@@ -100,9 +124,9 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
     ) -> schema.Browsed:
         """Some images of the collection, to choose one from."""
         matching, some = service.browse(count, seed, label)
-        return schema.Browsed(matching=matching, images=[_image(one, name) for one, name in some])
+        return schema.Browsed(matching=matching, images=[schema.ImageRef(id=one, label=name) for one, name in some])
 
-    @app.get("/api/image/{name:path}", response_class=Response)
+    @app.get("/api/image/{name:text}", response_class=Response)
     async def image(name: str, size: Literal["256", "640"] = "256", v: str = "") -> Response:
         """A small picture of an image of the collection, or of an upload."""
         made = await service.thumbnail(name, int(size))
@@ -151,25 +175,21 @@ async def _searched(
     rows = await service.search(query, k, learners, shortlist, each, rerank)
     seconds = {"encode": encoding, "search": time.perf_counter() - started}
     return schema.Answer(
-        query=_image(query.name, query.label),
+        query=schema.ImageRef(id=query.name, label=query.label),
         rows=[_row(row, query) for row in rows],
         milliseconds={name: round(1e3 * value, 2) for name, value in seconds.items()},
     )
 
 
-def _image(one: object, label: object) -> schema.ImageRef:
-    return schema.ImageRef(id=str(one), label=None if label is None else str(label))
-
-
 def _row(row: ResultRow, query: Query) -> schema.Row:
     hits = [
         schema.Hit(
-            id=str(hit.id),
-            label=None if hit.label is None else str(hit.label),
+            id=hit.name,
+            label=hit.label,
             score=hit.score,
             similarity=hit.similarity,
             same=hit.same,
-            right=None if hit.label is None or query.label is None else str(hit.label) == str(query.label),
+            right=None if hit.label is None or query.label is None else hit.label == query.label,
         )
         for hit in row.hits
     ]
@@ -184,7 +204,7 @@ def _status(service: Service, limits: Limits, report: bool, version: str) -> sch
     prefixes, learners = (known["prefixes"], known["learners"]) if known else ([None] * len(groups),) * 2
     ends = [sum(groups[: m + 1]) for m in range(len(groups))]
     return schema.Status(
-        title=collection.title,
+        title=valid_text(collection.title),
         images=len(service),
         classes=service.classes,
         groups=list(groups),
@@ -196,7 +216,7 @@ def _status(service: Service, limits: Limits, report: bool, version: str) -> sch
         learners=[schema.Learner(learner=m + 1, dimension=size, recall=learners[m]) for m, size in enumerate(groups)],
         queries=known["queries"] if known else None,
         backbone=collection.model.backbone.name,
-        upload=schema.UploadLimits(bytes=limits.upload_bytes, pixels=MAX_PIXELS),
+        upload=schema.UploadLimits(bytes=limits.upload_bytes, pixels=limits.upload_pixels),
         report=report,
         version=version,
     )

@@ -1,31 +1,36 @@
-"""Limits on requests (origin, size, rate), and the headers and errors of every response."""
+"""Limits on requests (host, origin, token, size, time, rate), and the headers and errors of every response."""
 
+import hashlib
+import ipaddress
 import math
+import re
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
+import anyio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from PIL import UnidentifiedImageError
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bier.errors import BierError, DataError
-from bier.images.decode import MAX_PIXELS
+from bier.errors import BierError
 
 _MOST_CLIENTS = 10_000
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits that keep one client from overloading the machine. Pixels are limited by `bier.images.MAX_PIXELS`.
+    """Limits that keep one client from overloading the machine.
 
-    upload_bytes: the largest file that may be uploaded.
+    upload_bytes, upload_pixels: the largest file, and the largest picture in it, that may be uploaded.
+    upload_seconds, upload_rate: a body must have arrived after so many seconds, and one more for each so many bytes.
+    decode_seconds: a picture that takes more processor time to decode is refused.
     results, shortlist: the most that one search returns and compares.
     browsed: the most images in one response of /api/browse.
     waiting: uploads that may wait for the model at one time; more are refused.
@@ -34,6 +39,10 @@ class Limits:
     """
 
     upload_bytes: int = 20 * 2**20
+    upload_pixels: int = 50_000_000
+    upload_seconds: float = 20.0
+    upload_rate: float = 32_768.0
+    decode_seconds: float = 4.0
     results: int = 100
     shortlist: int = 10_000
     browsed: int = 200
@@ -66,6 +75,65 @@ class RateLimit:
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may use the server.
+
+    hosts: the host names that a request may be addressed to, and with `any_address` every IP address too. This refuses
+        a page elsewhere that points a name of its own at this machine (DNS rebinding).
+    token: if given, a request must have it: as `Authorization: Bearer TOKEN`, or in the cookie that the page with
+        `/?token=TOKEN` sets.
+    """
+
+    hosts: tuple[str, ...] = LOOPBACK
+    any_address: bool = False
+    token: str | None = None
+
+    def admits_host(self, header: str) -> bool:
+        matched = _HOST.fullmatch(header)
+        if matched is None:
+            return False
+        name = (matched["v6"] or matched["name"]).lower()
+        return name in {host.lower() for host in self.hosts} or (self.any_address and _is_address(name))
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie: one per token, because the servers of one machine share their cookies."""
+        return f"bier-{hashlib.sha256((self.token or '').encode()).hexdigest()[:12]}"
+
+    def admits(self, scope: Scope) -> bool:
+        """Whether a request has the token."""
+        connection = HTTPConnection(scope)
+        scheme, _, value = connection.headers.get("authorization", "").partition(" ")
+        given = (value.strip() if scheme.lower() == "bearer" else "", connection.cookies.get(self.cookie, ""))
+        return self.token is None or any(self._equal(one) for one in given)
+
+    def _equal(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(errors="replace"), (self.token or "").encode())
+
+    def enter(self, scope: Scope) -> Response | None:
+        """The response to `/?token=TOKEN`: a cookie, and the page at an address without the token."""
+        given = HTTPConnection(scope).query_params.get("token")
+        if given is None or scope["path"] != "/" or scope["method"] != "GET" or not self._equal(given):
+            return None
+        answer = RedirectResponse("./", 303)
+        answer.set_cookie(self.cookie, given, httponly=True, samesite="strict")
+        return answer
+
+
+_HOST = re.compile(r"(\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[^\s:/@\[\]]+))(:[0-9]*)?")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 _FORM = 16_384  # bytes of a multipart form around the picture itself
 _PAGE_POLICY = (
     "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
@@ -86,43 +154,57 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware: security headers, and limits on origin, size and rate.
+    """ASGI middleware: security headers, and limits on host, origin, token, size, time and rate.
 
-    Written by hand because Starlette has no rate limit and no check of the origin (its CORSMiddleware only adds
-    headers), and because its limit of the body answers in plain text, while the page shows the message of a JSON error.
+    Written by hand because Starlette has no rate limit, no token and no check of the origin (its CORSMiddleware only
+    adds headers); its TrustedHostMiddleware cannot admit every address but no foreign name, and its errors and those of
+    its limit of the body are plain text, while the page shows the message of a JSON error.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self.app, self.limits = app, limits
+    def __init__(self, app: ASGIApp, limits: Limits, access: Access) -> None:
+        self.app, self.limits, self.access = app, limits, access
         self.rate = RateLimit(limits.rate, limits.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        guarded = _with_headers(scope, send)
-        refused = self._refusal(scope, Headers(scope=scope))
-        if refused is not None:
-            await refused(scope, receive, guarded)
-            return
-        counted = _CountedBody(self.limits.upload_bytes, scope, receive, guarded)
-        await self.app(scope, counted.receive, counted.send)
+        answer = _GuardedAnswer(scope, send)
+        try:
+            refused = self._refusal(scope, Headers(scope=scope))
+            if refused is not None:
+                await refused(scope, receive, answer.send)
+                return
+            limited = _LimitedBody(self.limits, scope, receive, answer.send)
+            await self.app(scope, limited.receive, limited.send)
+        except Exception:
+            # Here, because Starlette's own answer to an exception would come without the headers.
+            if not answer.started:
+                message = "An internal error. The server's terminal has the details."
+                await error_response(500, "internal", message)(scope, receive, answer.send)
+            raise  # uvicorn writes it to the terminal
 
-    def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self.access.admits_host(host):
+            message = "This server does not answer to that host name; bier serve --allow-host adds one."
+            return error_response(400, "other_host", message)
+        if origin is not None and origin.partition("://")[2] != host:
             return error_response(403, "other_origin", "Other web sites may not use this server.")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self.limits.upload_bytes + _FORM:
-            return _too_large_response(self.limits.upload_bytes)
-        cost = _cost(scope["method"], scope["path"])
+        admitted = self.access.admits(scope)
+        cost = _cost(scope["method"], scope["path"]) if admitted else COSTS["search"]
         client = scope.get("client")
         wait = self.rate.wait(client[0] if client else "", cost) if cost else 0.0
-        if not wait:
-            return None
-        seconds = max(1, math.ceil(wait))
-        message = f"Too many requests; try again in {seconds} s."
-        return error_response(429, "too_many", message, {"retry-after": str(seconds)})
+        if wait:
+            seconds = max(1, math.ceil(wait))
+            message = f"Too many requests; try again in {seconds} s."
+            return error_response(429, "too_many", message, {"retry-after": str(seconds)})
+        if not admitted:
+            return self.access.enter(scope) or _no_token(scope["path"])
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18 or int(length) > self.limits.upload_bytes + _FORM:
+            return _too_large_response(self.limits.upload_bytes)
+        return None
 
 
 def too_large(most: int) -> str:
@@ -138,6 +220,12 @@ def _too_large_response(most: int) -> JSONResponse:
     return error_response(413, "too_large", too_large(most), {"connection": "close"})
 
 
+def _no_token(path: str) -> Response:
+    message = "This server asks for a token: open the address that `bier serve` printed when it started."
+    headers = {"www-authenticate": "Bearer"}
+    return PlainTextResponse(message, 401, headers) if path == "/" else error_response(401, "token", message, headers)
+
+
 def _cost(method: str, path: str) -> float:
     if not path.startswith("/api/"):
         return 0.0
@@ -148,45 +236,61 @@ def _cost(method: str, path: str) -> float:
     return COSTS["search"] if path == "/api/search" else COSTS["other"]
 
 
-def _with_headers(scope: Scope, send: Send) -> Send:
-    policy = _REPORT_POLICY if scope["path"].startswith("/report/") else _PAGE_POLICY
+class _GuardedAnswer:
+    """Adds the security headers to a response, and knows whether it has been started."""
 
-    async def guarded(message: Message) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._policy = _REPORT_POLICY if scope["path"].startswith("/report/") else _PAGE_POLICY
+        self._send, self.started = send, False
+
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self.started = True
             headers = MutableHeaders(scope=message)
-            headers["content-security-policy"] = policy
+            headers["content-security-policy"] = self._policy
             headers.update(_HEADERS)
             headers.setdefault("cache-control", "no-cache")
-        await send(message)
-
-    return guarded
+        await self._send(message)
 
 
-class _TooLargeError(Exception):
-    """The body is longer than the limit."""
+class _RefusedBodyError(Exception):
+    """The body is too long, or comes too slowly."""
 
 
-class _CountedBody:
-    """Counts the body as it arrives, for clients that do not send its length; past the limit the response is 413."""
+class _LimitedBody:
+    """Counts the body and the time as it arrives, for clients that do not say its length or send it slowly.
 
-    def __init__(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
-        self._most, self._scope, self._receive, self._send = most, scope, receive, send
-        self._bytes, self._over, self._answered = 0, False, False
+    Past a limit the response is 413 or 408, whatever the application has made of the error.
+    """
+
+    def __init__(self, limits: Limits, scope: Scope, receive: Receive, send: Send) -> None:
+        self._limits, self._scope, self._receive, self._send = limits, scope, receive, send
+        self._bytes, self._complete, self._answered = 0, False, False
+        self._started = time.monotonic()
+        self._refusal: JSONResponse | None = None
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        if self._complete:  # what follows is that the client has gone, which may take as long as it likes
+            return await self._receive()
+        until = self._started + self._limits.upload_seconds + self._bytes / self._limits.upload_rate
+        with anyio.move_on_after(until - time.monotonic()) as waiting:
+            message = await self._receive()
+        if waiting.cancelled_caught:
+            self._refusal = error_response(408, "too_slow", "The upload took too long.", {"connection": "close"})
+            raise _RefusedBodyError
         self._bytes += len(message.get("body", b""))
-        if self._bytes > self._most + _FORM:
-            self._over = True
-            raise _TooLargeError
+        self._complete = not message.get("more_body", False)
+        if self._bytes > self._limits.upload_bytes + _FORM:
+            self._refusal = _too_large_response(self._limits.upload_bytes)
+            raise _RefusedBodyError
         return message
 
     async def send(self, message: Message) -> None:
-        if not self._over:
+        if self._refusal is None:
             await self._send(message)
-        elif not self._answered:  # whatever the application has made of the error
+        elif not self._answered:
             self._answered = True
-            await _too_large_response(self._most)(self._scope, self._receive, self._send)
+            await self._refusal(self._scope, self._receive, self._send)
 
 
 class ApiError(Exception):
@@ -195,15 +299,6 @@ class ApiError(Exception):
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
-
-
-def refused_picture(error: DataError) -> ApiError:
-    """Why `open_image` refused a picture: by its own check (too many pixels), or because of an error of Pillow."""
-    if error.__cause__ is None:
-        return ApiError(413, "too_many_pixels", f"The picture must have at most {MAX_PIXELS / 1e6:.0f} megapixels.")
-    if isinstance(error.__cause__, UnidentifiedImageError):
-        return ApiError(415, "not_a_picture", "This is not a picture in a known format such as JPEG, PNG or WebP.")
-    return ApiError(422, "broken_picture", "The picture is broken: it could not be read completely.")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -225,7 +320,3 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def plain(_: Request, error: HTTPException) -> JSONResponse:
         return error_response(error.status_code, "http", str(error.detail))
-
-    @app.exception_handler(Exception)
-    async def unexpected(_: Request, error: Exception) -> JSONResponse:
-        return error_response(500, "internal", "An internal error. The server's terminal has the details.")

@@ -1,6 +1,5 @@
-"""The work behind requests: search, encoding of uploads and thumbnails, in threads beside the event loop."""
+"""The work behind requests: search and encoding in threads beside the event loop, decoding in processes."""
 
-import io
 import random
 import secrets
 import threading
@@ -10,45 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import anyio
+import anyio.to_process
 import anyio.to_thread
 import numpy as np
-from anyio import CapacityLimiter
+from anyio import BrokenWorkerProcess, CapacityLimiter
 from fastapi import UploadFile
 from numpy.typing import NDArray
-from PIL import Image
 
 from bier.collection import Collection
 from bier.errors import DataError
 from bier.evaluate.verification import kept_threshold
-from bier.images import open_image
-from bier.search import Id, Index, Label
+from bier.search import Id, Index
 from bier.search.rerank import MOST, search_reranked
-from bier.web.guard import ApiError, Limits, refused_picture, too_large
+from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
+from bier.web.guard import ApiError, Limits, too_large
 
-SIZES = (256, 640)  # longest side in pixels: of a tile, and of the query
 UPLOAD = "upload:"
-_LOSSLESS = 128  # pictures no larger are sent as PNG
 _MEMORY = 64 * 2**20
+_PATIENCE = 5  # times the seconds of processor time that a picture may take; the machine may be busy
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
-
-
-class Thumbnail(NamedTuple):
-    data: bytes
-    media_type: str
-
-
-def thumbnail(image: Image.Image, size: int) -> Thumbnail:
-    """An RGB picture scaled down to `size` (never up), in a format that every browser shows."""
-    small = image.copy()
-    small.thumbnail((size, size), Image.Resampling.LANCZOS)
-    file = io.BytesIO()
-    if max(small.size) <= _LOSSLESS:
-        small.save(file, "PNG", optimize=True)
-        return Thumbnail(file.getvalue(), "image/png")
-    small.save(file, "JPEG", quality=85)
-    return Thumbnail(file.getvalue(), "image/jpeg")
 
 
 class ThumbnailCache:
@@ -62,20 +44,24 @@ class ThumbnailCache:
         self._known: OrderedDict[tuple[str, int], Thumbnail] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, name: str, size: int, make: Callable[[], Thumbnail]) -> Thumbnail:
-        key = (name, size)
+    def get(self, name: str, size: int) -> Thumbnail | None:
         with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return self._known[key]
-        made = make()
+            if (name, size) in self._known:
+                self._known.move_to_end((name, size))
+            return self._known.get((name, size))
+
+    def add(self, name: str, size: int, made: Thumbnail) -> None:
         with self._lock:
-            if key not in self._known:
-                self._known[key] = made
+            if (name, size) not in self._known:
+                self._known[name, size] = made
                 self._bytes += len(made.data)
             while self._bytes > self._most and self._known:
                 self._bytes -= len(self._known.popitem(last=False)[1].data)
-        return made
+
+
+def valid_text(value: object) -> str:
+    """The text of an id or a label as JSON can hold it: bytes of a file name that are not UTF-8 are escaped."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 class Query(NamedTuple):
@@ -84,12 +70,12 @@ class Query(NamedTuple):
     name: str
     vector: Floats
     id: Id | None = None
-    label: Label = None
+    label: str | None = None
 
 
 class Hit(NamedTuple):
-    id: Id
-    label: Label
+    name: str
+    label: str | None
     score: float  # the dot product, as `Index.search` returns it
     similarity: float  # the cosine: 1 for the same picture
     same: bool | None  # whether it lies above the row's threshold; None without one
@@ -109,23 +95,35 @@ class ResultRow(NamedTuple):
 
 
 class Service:
-    """Answers requests from a collection: encodes one upload at a time, runs four searches or thumbnails at a time."""
+    """Answers requests from a collection: encodes one upload at a time, and runs four searches at a time.
+
+    Uploads and thumbnails are decoded in worker processes, two at a time of each. A file that takes too long, too much
+    memory or crashes its decoder costs one worker, and nobody waits for it at the model.
+    """
 
     def __init__(self, collection: Collection, limits: Limits) -> None:
         self.collection, self.limits = collection, limits
         self.store = collection.store
         self.groups = self.store.groups
         self.ids: Sequence[Id] = self.store.ids
-        self.labels: list[Label] = [entry.label for entry in self.store.entries(self.ids)]
-        self._row_of = {str(one): row for row, one in enumerate(self.ids)}
+        labels = (entry.label for entry in self.store.entries(self.ids))
+        self.labels = [None if label is None else valid_text(label) for label in labels]
+        self._row_of: dict[str, int] = {}  # by the name that the page uses
+        self._name_of: dict[Id, str] = {}
+        for row, one in enumerate(self.ids):
+            name = valid_text(one)
+            while name in self._row_of:  # "1" and 1, or a name that looks like another one escaped
+                name += "~"
+            self._row_of[name], self._name_of[one] = row, name
         self._rows_of_label: dict[str, list[int]] = {}
         for row, label in enumerate(self.labels):
             if label is not None:
-                self._rows_of_label.setdefault(str(label), []).append(row)
+                self._rows_of_label.setdefault(label, []).append(row)
         self._thumbnails = ThumbnailCache()
         self._uploads: OrderedDict[str, tuple[Floats, dict[int, Thumbnail]]] = OrderedDict()
         self._lock = threading.Lock()
-        self._encoding, self._searching, self._drawing = (CapacityLimiter(n) for n in (1, 4, 4))
+        self._encoding, self._searching = CapacityLimiter(1), CapacityLimiter(4)
+        self._decoding, self._drawing, self._processes = CapacityLimiter(2), CapacityLimiter(2), CapacityLimiter(4)
         # An index may be searched from several threads at once; an external store may not support that.
         self._threads = ThreadPoolExecutor(4 if isinstance(self.store, Index) else 1, "search")
 
@@ -139,18 +137,21 @@ class Service:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def warm_up(self) -> None:
-        """Encode one picture, so that the first upload does not wait for the model to be prepared."""
-        self.collection.model.encode([Image.new("RGB", (64, 64), "white")], workers=0)
+    async def warm_up(self) -> None:
+        """Encode one picture and start a worker, so that the first upload does not wait for either."""
+        white = np.full((64, 64, 3), 255, np.uint8)
+        self.collection.model.encode([white], workers=0)
+        if isinstance(await self._in_process(self._drawing, draw, white, None, 64), str):
+            raise RuntimeError("A worker process that decodes pictures could not be started.")
 
-    def browse(self, count: int, seed: int, label: str = "") -> tuple[int, list[tuple[Id, Label]]]:
+    def browse(self, count: int, seed: int, label: str = "") -> tuple[int, list[tuple[str, str | None]]]:
         """How many images have this text in their label, and some of them in an order that the seed fixes."""
         rows: Sequence[int] = range(len(self.ids))
         if label:
             wanted = label.casefold()
             rows = [row for name, some in self._rows_of_label.items() if wanted in name.casefold() for row in some]
         drawn = random.Random(seed).sample(rows, min(count, len(rows)))
-        return len(rows), [(self.ids[row], self.labels[row]) for row in drawn]
+        return len(rows), [(self._name_of[self.ids[row]], self.labels[row]) for row in drawn]
 
     async def find(self, name: str) -> Query:
         """The query of this name: an id of the collection as text, or a recent upload."""
@@ -163,15 +164,16 @@ class Service:
 
     async def encode(self, upload: UploadFile) -> Query:
         """Encode an uploaded picture and remember it for a while."""
-        if self._encoding.statistics().tasks_waiting >= self.limits.waiting:
+        if sum(one.statistics().tasks_waiting for one in (self._decoding, self._encoding)) >= self.limits.waiting:
             raise ApiError(503, "busy", "Many pictures are waiting to be encoded. Try again in a moment.")
         data = await upload.read()
         if len(data) > self.limits.upload_bytes:
             raise ApiError(413, "too_large", too_large(self.limits.upload_bytes))
-        try:
-            return await _threaded(self._encoding, self._encode, data)
-        except DataError as error:
-            raise refused_picture(error) from error
+        size = self.collection.model.backbone.resize
+        decoded = await self._in_process(self._decoding, decode_upload, data, size, self.limits.upload_pixels)
+        if isinstance(decoded, str):
+            raise self._refused(decoded)
+        return await _threaded(self._encoding, self._encode, decoded)
 
     async def search(
         self, query: Query, k: int, learners: int | None, shortlist: int | None, each: bool, rerank: str | None = None
@@ -192,13 +194,46 @@ class Service:
 
     async def thumbnail(self, name: str, size: int) -> Thumbnail:
         """The small picture of an id or an upload."""
-        try:
-            made = await _threaded(self._drawing, self._thumbnail, name, size)
-        except DataError as error:
-            raise ApiError(410, "gone", "The file of this image cannot be read any more.") from error
-        if made is None:
+        with self._lock:
+            if name in self._uploads:
+                return self._uploads[name][1][size]
+        if name not in self._row_of:
             raise ApiError(404, "unknown_id", "The collection has no such image.")
+        known = self._thumbnails.get(name, size)
+        if known is not None:
+            return known
+        gone = ApiError(410, "gone", "The file of this image cannot be read any more.")
+        try:
+            source, box = await _threaded(self._searching, self.collection.picture, self.ids[self._row_of[name]])
+        except DataError as error:
+            raise gone from error
+        made = await self._in_process(self._drawing, draw, source, box, size)
+        if isinstance(made, str):
+            raise gone
+        self._thumbnails.add(name, size, made)
         return made
+
+    async def _in_process(self, limiter: CapacityLimiter, work: Callable[..., T | Refusal], *given: Any) -> T | Refusal:
+        """Run a function of `bier.web.decoding` in a worker process, which ends when it takes too long."""
+        seconds = self.limits.decode_seconds
+        async with limiter:
+            try:
+                # The worker counts its processor time; this ends one that waits, as for a file on a lost network drive.
+                with anyio.fail_after(_PATIENCE * seconds):
+                    job = partial(work, *given, seconds)
+                    return await anyio.to_process.run_sync(job, cancellable=True, limiter=self._processes)
+            except (TimeoutError, BrokenWorkerProcess):
+                return "too_slow"
+
+    def _refused(self, why: Refusal) -> ApiError:
+        if why == "too_many_pixels":
+            most = self.limits.upload_pixels / 1e6
+            return ApiError(413, why, f"The picture must have at most {most:.0f} megapixels.")
+        if why == "not_a_picture":
+            return ApiError(415, why, "This is not a picture in a known format such as JPEG, PNG or WebP.")
+        if why == "too_slow":
+            return ApiError(422, why, "The picture takes too long to decode. Save it again as a JPEG.")
+        return ApiError(422, why, "The picture is broken: it could not be read completely.")
 
     def _find(self, name: str) -> Query | None:
         with self._lock:
@@ -211,25 +246,14 @@ class Service:
         row = self._row_of[name]
         return Query(name, self.store.vectors([self.ids[row]])[0], self.ids[row], self.labels[row])
 
-    def _encode(self, data: bytes) -> Query:
-        image = open_image(data, at_least=max(SIZES))
-        vector = self.collection.model.encode([image], workers=0)[0]
-        shown = {size: thumbnail(image, size) for size in SIZES}
+    def _encode(self, decoded: Decoded) -> Query:
+        vector = self.collection.model.encode([decoded.square], workers=0)[0]
         name = UPLOAD + secrets.token_urlsafe(12)
         with self._lock:
-            self._uploads[name] = (vector, shown)
+            self._uploads[name] = (vector, decoded.thumbnails)
             while len(self._uploads) > self.limits.uploads:
                 self._uploads.popitem(last=False)
         return Query(name, vector)
-
-    def _thumbnail(self, name: str, size: int) -> Thumbnail | None:
-        with self._lock:
-            if name in self._uploads:
-                return self._uploads[name][1][size]
-        if name not in self._row_of:
-            return None
-        one = self.ids[self._row_of[name]]
-        return self._thumbnails.get(name, size, lambda: thumbnail(self.collection.picture(one), size))
 
     def _search(
         self, query: Query, k: int, learners: int, shortlist: int | None, each: bool, rerank: str | None
@@ -263,14 +287,15 @@ class Service:
         hits = [
             self._hit(one, float(score), float(np.clip(score / unit, -1, 1)), threshold)
             for one, score in zip(found.ids.tolist(), found.scores, strict=True)
-            if one != query.id and np.isfinite(score) and str(one) in self._row_of
+            if one != query.id and np.isfinite(score) and one in self._name_of
         ]
         hits.sort(key=lambda hit: hit.same is False)  # re-ranking may put an image below the threshold first
         return ResultRow(alone, learners, span.stop - span.start, hits[:k], threshold)
 
     def _hit(self, one: Id, score: float, similarity: float, threshold: float | None) -> Hit:
         same = None if threshold is None else similarity >= threshold
-        return Hit(one, self.labels[self._row_of[str(one)]], score, similarity, same)
+        name = self._name_of[one]
+        return Hit(name, self.labels[self._row_of[name]], score, similarity, same)
 
 
 async def _threaded(limiter: CapacityLimiter, work: Callable[..., T], *arguments: Any) -> T:
