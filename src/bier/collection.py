@@ -133,7 +133,7 @@ class ImageSource:
         self.groups = self.model.groups
         self.about: Mapping[str, Any] = {
             "model": about,
-            "root": None if part.root is None else str(part.root.resolve()),
+            "root": None if part.root is None else files.name_text(part.root.resolve()),
         }
 
     @property
@@ -298,16 +298,16 @@ def image_path(store: Store, one: Id) -> Path:
     """The file of an id: as its metadata or its id say, relative to the folder that was indexed."""
     [entry] = store.entries([one])
     path = Path(str((entry.metadata or {}).get("path", one)))
-    return path if path.is_absolute() else Path(str(store.about.get("root") or ".")) / path
+    return files.file_named(path if path.is_absolute() else Path(str(store.about.get("root") or ".")) / path)
 
 
 def id_of_file(store: Store, file: Path) -> Id | None:
     """The id of a file that is itself in the collection, or None."""
     names = [str(file), str(file.resolve())]
-    root = store.about.get("root")
-    if root and file.resolve().is_relative_to(Path(str(root)).resolve()):
-        names.append(file.resolve().relative_to(Path(str(root)).resolve()).as_posix())
-    known = store.known(names)
+    root = files.file_named(Path(store.about["root"])).resolve() if store.about.get("root") else None
+    if root is not None and file.resolve().is_relative_to(root):
+        names.append(file.resolve().relative_to(root).as_posix())
+    known = store.known([*names, *map(files.name_text, names)])  # indexes of earlier versions have names as they are
     return known[0] if known else None
 
 
@@ -342,8 +342,8 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
     """The collection in an index or a store, with the model that it names or the one given instead."""
     store = open_collection(target)
     model = model_of(store, run)
-    recall = recall_of(store, model.weighting, progress)
-    return Collection(store, model, lambda one: open_image(image_path(store, one)), Path(target).name, recall)
+    recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(target).name)
+    return Collection(store, model, lambda one: open_image(image_path(store, one)), title, recall)
 
 
 def image_collection(run: Path | Untrained, images: Path, progress: Progress | None = None) -> Collection:
@@ -438,7 +438,7 @@ def _kept(
                 index.save(folder)
         except (OSError, BierError) as error:
             notes.append(f"The vectors could not be kept for the next start: {error}")
-    return Collection(index, model, _picture_of(part), name, index.about["recall"], tuple(notes))
+    return Collection(index, model, _picture_of(part), files.name_text(name), index.about["recall"], tuple(notes))
 
 
 def _picture_of(part: Part) -> PictureOf:

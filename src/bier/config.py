@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from bier.errors import ConfigError
@@ -22,6 +22,8 @@ RECORDS = ("made_by", "split")  # sections that tell how a run came about and ar
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 LIMITS = (("at least", "ge"), ("at most", "le"))
 GROUPS = "a number of groups or sizes like 96-160-256"
+LARGEST = 2**63 - 1  # TOML's largest whole number, and torch's largest seed
+WIDEST, LARGEST_PICTURE, MOST_WORKERS = 2**20, 8192, 1024  # beyond these memory or processes run out before any step
 
 
 def setting(
@@ -44,11 +46,11 @@ def _text(value: Any) -> Any:
 
 def _group_sizes(value: Any) -> Any:
     """A number of groups, or their sizes as a list or as 96-160-256."""
-    if isinstance(value, str) and all(part.isdigit() for part in value.split("-")):
+    if isinstance(value, str) and all(part.isdecimal() for part in value.split("-")):
         value = [int(part) for part in value.split("-")]
     value = tuple(value) if isinstance(value, list) else value
     sizes = value if isinstance(value, tuple) else (value,)
-    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+    if not sizes or any(type(size) is not int or not 1 <= size <= WIDEST for size in sizes):
         raise ValueError
     return value
 
@@ -68,6 +70,14 @@ class Section(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_explained(type(self), error)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        """Whole numbers that a TOML file can hold."""
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError
+        return value
 
 
 class DataConfig(Section):
@@ -94,16 +104,18 @@ class DataConfig(Section):
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
     skip_broken: bool = setting(False, "leave out images that cannot be read")
     cache: Text = setting("", "folder of the cache of prepared images; empty for none")
-    workers: int = setting(-1, "processes that decode images; -1 chooses", least=-1)
+    workers: int = setting(-1, "processes that decode images; -1 chooses", least=-1, most=MOST_WORKERS)
 
 
 class ModelConfig(Section):
     section = "model"
     backbone: Text = setting("efficientnet_lite0", "a name that bier or timm knows")
     weights: Text = setting("", "file of pretrained weights; empty for those that come with the name")
-    resolution: int = setting(0, "side of the pictures that the network sees; 0 for the backbone's own", least=0)
+    resolution: int = setting(
+        0, "side of the pictures that the network sees; 0 for the backbone's own", least=0, most=LARGEST_PICTURE
+    )
     pretrained: bool = setting(True, "start from pretrained weights where there are any")
-    embedding: int = setting(512, "dimensions of the embedding", least=1)
+    embedding: int = setting(512, "dimensions of the embedding", least=1, most=WIDEST)
     groups: Groups = setting(3, "number of learners, or the size of each as 96-160-256")
     start: Literal["glorot", "orthogonal", "activation", "adversarial"] = setting(
         defaults.START, "the embedding layer before training: drawn, or solved for with a diversity loss"
@@ -142,7 +154,7 @@ class DiversityConfig(Section):
     reduction: Literal["sum", "mean"] = setting(
         defaults.REDUCTION, "sums as in the paper, or means as its authors ran it"
     )
-    hidden: int = setting(defaults.HIDDEN, "size of the regressors' hidden layer", least=1)
+    hidden: int = setting(defaults.HIDDEN, "size of the regressors' hidden layer", least=1, most=WIDEST)
     scale_features: bool = setting(
         defaults.SCALE_FEATURES, "divide features by their root mean square before the diversity loss"
     )
@@ -244,7 +256,7 @@ class Config(Section):
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"There is no config at {path}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of 4,300 digits
             raise ConfigError(f"{path} is not valid TOML: {error}.") from None
         except OSError as error:
             raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from None
@@ -271,7 +283,7 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"A setting must look like section.key=value. Got {pair!r} instead.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text.strip()
         # TOML takes sizes like 1000-12-10 for a day
         settings[key.strip()] = value if isinstance(value, bool | int | float | str | list) else text.strip()
@@ -320,9 +332,21 @@ def _explained(section: type[Section], error: ValidationError) -> str:
     prefix = f"{section.section}." if section.section else ""
     if name not in section.model_fields:
         return _unknown(prefix + name, [prefix + known for known in section.model_fields])
-    infinite = isinstance(value, float) and not math.isfinite(value)
-    wanted = "a finite number" if infinite else _allowed(section.model_fields[name])
-    return f"The setting '{prefix}{name}' must be {wanted}. Got {value!r} instead."
+    wanted = _allowed(section.model_fields[name])
+    if isinstance(value, float) and not math.isfinite(value):
+        wanted = "a finite number"
+    elif isinstance(value, int) and value > LARGEST:
+        wanted = "a number below 2^63"
+    return f"The setting '{prefix}{name}' must be {wanted}. Got {_shown(value)} instead."
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it, unless that takes a page or more than Python does (4,300 digits, 1,000 levels)."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "a value too long to show"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _check_together(config: Config) -> None:

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -39,7 +40,7 @@ def stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
     """(size, modification time in nanoseconds): a file that keeps both is taken to be unchanged. (0, 0): no file."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path for each of a million names would cost more than the call
-    except OSError:
+    except (OSError, ValueError):  # a NUL in the name
         return 0, 0
     return status.st_size, status.st_mtime_ns
 
@@ -309,6 +310,8 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _beside(path: Path, kind: str) -> Path:
+    if path.name in ("", ".."):  # ".", "/" and the like, of which `with_name` makes a ValueError
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{kind}-{_host()}-{os.getpid()}-{uuid4().hex[:8]}")
 
 
@@ -370,3 +373,29 @@ def flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")  # Python stands the byte NN of a name that is not UTF-8 for U+DCNN
+_WRITTEN_BYTES = re.compile(r"\\x([89a-f][0-9a-f])")
+
+
+def name_text(name: str | os.PathLike[str]) -> str:
+    r"""A name as text that every file and protocol can hold: bytes that are not UTF-8 are written as \xNN."""
+
+    def written(found: re.Match[str]) -> str:
+        code = ord(found[0])
+        return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+    return _SURROGATES.sub(written, os.fspath(name))
+
+
+def file_named(path: Path) -> Path:
+    """The file whose name `name_text` wrote: the path itself if it exists, else with those bytes."""
+    if "\\x" not in str(path) or path.exists():
+        return path
+    return Path(_WRITTEN_BYTES.sub(lambda found: chr(0xDC00 + int(found[1], 16)), str(path)))
+
+
+def printable(name: str | os.PathLike[str]) -> str:
+    """A name or a label that any terminal can print on one line: control characters are escaped too."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name_text(name))

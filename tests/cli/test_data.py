@@ -32,8 +32,26 @@ def test_check_prints_a_table_for_people(cli, photos: Path) -> None:
     code, out, err = cli("data", "check", "--data", "folder", "--root", str(photos), "--validation", "0.5")
     assert code == 0
     assert out == ""
-    for word in ("train", "validation", "test", "images", "classes", "All files are there."):
+    for word in ("train", "validation", "test", "images", "classes", "All images can be read."):
         assert word in err
+    _, _, err = cli("data", "check", "--data", "folder", "--root", str(photos), "--quick")
+    assert "All files are there." in err
+
+
+def test_check_reads_every_image_and_lists_what_cannot_be_read(cli, photos: Path) -> None:
+    whole = (photos / "cat" / "0.png").read_bytes()
+    (photos / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
+    (photos / "emu" / "1.png").write_bytes(b"")
+    arguments = ("data", "check", "--data", "folder", "--root", str(photos))
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    listed, ended = err.splitlines()[-3:-1], err.splitlines()[-1]
+    assert sorted(Path(line.split(": ")[0]).name for line in listed) == ["0.png", "1.png"]
+    assert "2 of the 12 images of 'folder' cannot be read; the first is" in ended
+    code, out, _ = cli(*arguments, "--json")
+    assert code == 2
+    assert sorted(Path(one["path"]).name for one in json.loads(out)["unreadable"]) == ["0.png", "1.png"]
+    assert cli(*arguments, "--quick")[0] == 0
 
 
 def test_check_compares_count_by_count(cli, tmp_path: Path) -> None:
@@ -47,7 +65,7 @@ def test_check_compares_count_by_count(cli, tmp_path: Path) -> None:
     assert "2 of the 2 images of 'sop' are missing" in err
     for name in ("1", "2"):
         (tmp_path / "a" / f"{name}.JPG").touch()
-    code, out, err = cli("data", "check", "--data", "sop", "--root", str(tmp_path))
+    code, out, err = cli("data", "check", "--data", "sop", "--root", str(tmp_path), "--quick")
     assert code == 2
     assert "differs" in err
     assert "train has 1 images, expected 59,551" in err
@@ -55,7 +73,9 @@ def test_check_compares_count_by_count(cli, tmp_path: Path) -> None:
 
 
 def test_check_on_the_real_cub(cli, shared_data: Path) -> None:
-    code, out, _ = cli("data", "check", "--data", "cub", "--root", str(shared_data / "CUB_200_2011"), "--json")
+    code, out, _ = cli(
+        "data", "check", "--data", "cub", "--root", str(shared_data / "CUB_200_2011"), "--quick", "--json"
+    )
     assert code == 0
     assert json.loads(out) == {
         "train": {"images": 5864, "classes": 100},

@@ -7,6 +7,7 @@ import pytest
 
 from bier.data import Part, list_images, load
 from bier.errors import DataError
+from bier.files import file_named
 
 
 def touch(*paths: Path) -> None:
@@ -81,9 +82,11 @@ def test_names_of_any_encoding(tmp_path: Path) -> None:
     for name in (b"caf\xe9", "日本".encode(), "naïve".encode()):
         touch(tmp_path / os.fsdecode(name) / os.fsdecode(b"\xff\xfe 1.jpg"))
     dataset = load("folder", tmp_path)
-    classes = {os.fsencode(name) for part in dataset.parts.values() for name in part.classes}
-    assert classes == {b"caf\xe9", "日本".encode(), "naïve".encode()}
+    assert {name for part in dataset.parts.values() for name in part.classes} == {r"caf\xe9", "日本", "naïve"}
     assert all(Path(image).is_file() for part in dataset.parts.values() for image in part.images)
+    ids = list_images(tmp_path).ids or ()
+    assert set(ids) == {rf"{name}/\xff\xfe 1.jpg" for name in (r"caf\xe9", "日本", "naïve")}
+    assert all("\n".join(ids).encode() and file_named(tmp_path / one).is_file() for one in ids)
 
 
 def listed(part: Part) -> dict[str, str | None]:

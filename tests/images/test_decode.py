@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from bier.errors import DataError
-from bier.images import open_image, printable
+from bier.files import printable
+from bier.images import open_image
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:

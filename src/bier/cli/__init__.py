@@ -4,7 +4,9 @@ Each command is a function in a file of its own, whose docstring is its help. Th
 inside the function, so that help and mistakes in options show at once.
 """
 
+import os
 import sys
+from contextlib import suppress
 from typing import NoReturn
 
 import typer
@@ -12,7 +14,10 @@ from typer.exceptions import TyperException
 
 from bier.cli import data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
 from bier.cli.terminal import command, say
-from bier.errors import BierError
+from bier.errors import BierError, ConfigError
+
+NO_MEMORY = ("allocate memory", "out of memory", "not enough memory")  # torch has no exception of its own for it
+LONGEST = 2_000  # characters of a message, as a path of thousands would make it
 
 app = typer.Typer(
     name="bier",
@@ -36,17 +41,50 @@ app.add_typer(paper.app, name="paper")
 
 def main() -> NoReturn:
     try:
-        code = app(args=sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(args=_arguments(), standalone_mode=False)
+        sys.stdout.flush()
     except BierError as error:
         _end(str(error), 2)
     except TyperException as error:
         _end(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
         _end("interrupted", 130)
+    except BrokenPipeError:  # as in `bier settings | head`: who reads the output has seen enough
+        _end("", 1)
+    # What any command may meet at any place, and what no place could explain better.
+    except OSError as error:
+        place = "" if error.filename is None else f" {os.fsdecode(error.filename)}"
+        _end(f"Cannot read or write{place or ' a file'}: {error.strerror or error}.", 2)
+    except RecursionError:
+        _end("What was given is nested too deeply to be read.", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+            raise
+        _end(f"Memory ran out: {str(error) or 'the command needs more than this machine has'}.", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _arguments() -> list[str]:
+    """Those of the command line. An empty one would stand for the folder that the command was started in."""
+    arguments = sys.argv[1:]
+    if "" in arguments:
+        place = arguments.index("")
+        after = f" after {arguments[place - 1]}" if place else ""
+        raise ConfigError(f"An argument must not be empty. Got ''{after}, as a shell variable without a value gives.")
+    return arguments or ["--help"]
+
+
 def _end(message: str, code: int) -> NoReturn:
+    """Print one line and exit, also where nothing can be printed."""
     # A command that a message from below the command line names, as the reader can paste it.
-    say("bier: " + " ".join(message.split()).replace(": bier ", f": {command().strip()} "))
+    line = " ".join(message.split()).replace(": bier ", f": {command().strip()} ")
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} [...] {line[-LONGEST // 2 :]}"
+    with suppress(OSError):
+        if line:
+            say(f"bier: {line}")
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try once more at its end, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -1,6 +1,8 @@
 """`bier data`: what a data set holds against what its protocol expects, what it looks like, what is wrong with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from os.path import isfile, lexists
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,14 +24,17 @@ from bier.cli.terminal import (
     untrained,
 )
 from bier.errors import DataError
-from bier.files import file_aside
+from bier.files import file_aside, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from bier.data import Dataset
     from bier.evaluate.audit import Audit
+    from bier.images import Broken
 
+CHECKED_SIZE = 64  # pixels: small enough that a JPEG is decoded quickly, and all of it is still read
+LISTED = 50  # images that cannot be read
 Counts = Mapping[str, Mapping[str, int]]
 Seed = Annotated[int, typer.Option("--seed", help="Fixes the split of folder, table and features, and the glyphs.")]
 Validation = Annotated[
@@ -54,11 +59,12 @@ def check(
     validation: Validation = 0.0,
     split: Split = "classes",
     test_share: TestShare = 0.5,
+    quick: Annotated[bool, typer.Option("--quick", help="Look files up and do not read them.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare what is on disk with what the official protocol expects, count by count.
+    """Compare what is on disk with what the official protocol expects, count by count, and read every image.
 
-    Every image that the lists name is looked up. Exit code 2 if a count is wrong or a file is missing.
+    Images that are missing or cannot be read are listed. Exit code 2 if there is one, or if a count is wrong.
 
     [bold]Examples[/bold]
 
@@ -72,16 +78,24 @@ def check(
 
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
     found, wanted = dataset.counts(), expected(data, size) if not validation else {}
+    with progress_bar() as bar:
+        unreadable = _missing(dataset) if quick else _unreadable(dataset, follow_steps(bar))
     if json:
-        emit(found)
+        emit({**found, **({"unreadable": [one.named() for one in unreadable]} if unreadable else {})})
     else:
         _tabulate(dataset, found, wanted)
-    _refuse_missing(dataset)
+        for one in unreadable[:LISTED]:
+            say(one.reason)
+        if len(unreadable) > LISTED:
+            say(f"... and {len(unreadable) - LISTED:,} more; --json lists all")
+    _refuse(dataset, unreadable)
     wrong = _differences(found, wanted)
     if wrong:
         raise DataError(f"The data set '{data}' is not what its protocol expects: {'; '.join(wrong)}. {note(data)}")
     if not json:
-        say("All counts are as the protocol expects." if wanted else "All files are there.")
+        say("All files are there." if quick else "All images can be read.")
+        if wanted:
+            say("All counts are as the protocol expects.")
 
 
 @app.command()
@@ -196,6 +210,7 @@ def _tabulate_findings(done: "Audit", root: Path | None) -> None:
 
 def _tabulate(dataset: "Dataset", found: Counts, wanted: Counts) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{dataset.name}, {dataset.protocol} protocol", title_justify="left")
     table.add_column("part")
@@ -207,7 +222,7 @@ def _tabulate(dataset: "Dataset", found: Counts, wanted: Counts) -> None:
     for part, counts in found.items():
         for what, value in counts.items():
             goal = wanted.get(part, {}).get(what)
-            verdict = "" if goal is None else "[green]as expected[/green]" if goal == value else "[red]differs[/red]"
+            verdict = "" if goal is None else Text("as expected", "green") if goal == value else Text("differs", "red")
             row = [part, what, f"{value:,}"]
             table.add_row(*row, *(["not stated" if goal is None else f"{goal:,}", verdict] if wanted else []))
     console.print(table)
@@ -223,19 +238,39 @@ def _differences(found: Counts, wanted: Counts) -> list[str]:
     ]
 
 
-def _refuse_missing(dataset: "Dataset") -> None:
-    """An error that counts the images that the lists name and the disk does not have."""
-    from bier.images import printable
+def _missing(dataset: "Dataset") -> "list[Broken]":
+    """The images that the lists name and the disk does not have."""
+    from bier.images import Broken
 
-    listed: Sequence[Path] = [
-        path for part in dataset.parts.values() if isinstance(part.images, tuple) for path in part.images
+    listed = [path for part in dataset.parts.values() if isinstance(part.images, tuple) for path in part.images]
+    return [
+        Broken(number, printable(path), f"There is no file {printable(path)}.")
+        for number, path in enumerate(listed)
+        if not isfile(path)  # noqa: PTH113 - unlike Path.is_file, no error for a name that no file can have
     ]
-    missing = [path for path in listed if not path.is_file()]
-    if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(listed):,} images of '{dataset.name}' are missing; the first is "
-            f"{printable(missing[0])}."
-        )
+
+
+def _unreadable(dataset: "Dataset", progress: "Callable[[str, int, int], None]") -> "list[Broken]":
+    """The images that cannot be read, or that their box misses."""
+    from bier.images import ImageDataset
+
+    broken: list[Broken] = []
+    for name, part in dataset.parts.items():
+        if isinstance(part.images, tuple):
+            follow = partial(progress, f"reading the images of '{name}'")
+            broken += ImageDataset(part.images, CHECKED_SIZE, part.boxes, skip_broken=True, progress=follow).broken
+    return broken
+
+
+def _refuse(dataset: "Dataset", unreadable: "Sequence[Broken]") -> None:
+    """An error that counts the images that cannot be read."""
+    if not unreadable:
+        return
+    count = sum(len(part) for part in dataset.parts.values())
+    which = "cannot be read" if any(lexists(one.path) for one in unreadable) else "are missing"
+    raise DataError(
+        f"{len(unreadable):,} of the {count:,} images of '{dataset.name}' {which}; the first is {unreadable[0].path}."
+    )
 
 
 def _write_aside(sheet: "Image", out: Path) -> None:

@@ -3,7 +3,7 @@
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from bier.cli.terminal import (
     model_and_images,
     progress_bar,
     say,
+    say_skipped,
 )
 from bier.errors import ConfigError
 
@@ -69,18 +70,17 @@ def embed(
         resumed = write_embeddings(source, out, batch_size, progress)
         if distributed.rank():
             return
-    result = {
+    result: dict[str, Any] = {
         "out": str(out),
         "images": len(source.ids),
         "dimension": sum(source.groups),
         "groups": list(source.groups),
         "resumed": resumed,
-        "skipped": [{"path": broken.path, "reason": broken.reason} for broken in source.skipped],
+        "skipped": [broken.named() for broken in source.skipped],
         "seconds": round(time.perf_counter() - start, 3),
     }
     if json:
         emit(result)
         return
-    for broken in source.skipped:
-        say(f"skipped: {broken.reason}")
+    say_skipped(result["skipped"])
     say(f"{len(source.ids):,} images in {out} ({sum(source.groups)} dimensions, {result['seconds']:.1f} s)")

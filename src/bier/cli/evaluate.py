@@ -19,6 +19,7 @@ from bier.cli.terminal import (
     emit,
     progress_bar,
     say,
+    say_skipped,
     step,
     table_of_numbers,
     untrained,
@@ -269,6 +270,7 @@ def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     else:
         console.print(comparison_table(found))
     for name, row in found.items():
+        say_skipped(row.get("skipped", ()))
         if "rerank" in row:
             console.print(rerank_table(name, row["rerank"]))
 

@@ -13,7 +13,7 @@ def export(
     model: Annotated[Path | None, typer.Argument(help="A run, or the folder of a model.")] = None,
     backbone: Backbone = None,
     to: Annotated[Literal["onnx"], typer.Option("--to", help="The format.")] = "onnx",
-    learners: Annotated[int | None, typer.Option("--learners", help="Only the first M learners.")] = None,
+    learners: Annotated[int | None, typer.Option("--learners", metavar="M", help="Only the first M learners.")] = None,
     json: Json = False,
 ) -> None:
     """Write one graph with the scaling of pixels, the backbone and the test-time vector.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 from bier.errors import SearchError
-from bier.files import file_aside
+from bier.files import file_aside, printable
 from bier.images.decode import open_image
 
 SIDE, FRAME, GAP, TEXT = 200, 6, 14, 44
@@ -54,7 +54,7 @@ def _place(canvas: Image.Image, tile: Tile, left: int, top: int) -> None:
     # Colour alone would not tell everybody which is which.
     mark = "" if tile.right is None else "right, " if tile.right else "wrong, "
     draw.text((left, top + outer + 3), mark + tile.title, fill="#1f2328" if not mark else colour, font=title)
-    draw.text((left, top + outer + 24), _fitting(draw, tile.name, small, outer), fill="#59636e", font=small)
+    draw.text((left, top + outer + 24), _fitting(draw, printable(tile.name), small, outer), fill="#59636e", font=small)
 
 
 def _fitting(

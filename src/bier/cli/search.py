@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bier.cli.terminal import Json, console, emit, say
 from bier.errors import SearchError
+from bier.files import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,7 +208,7 @@ def _filter(where: list[str] | None) -> dict[str, list[Any]] | None:
 def _value(text: str) -> Any:
     try:
         return json_text.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # plain text, numbers of 4,300 digits, a thousand brackets
         return text
 
 
@@ -238,8 +239,8 @@ def _tabulate(results: list[dict[str, Any]], with_similarity: bool) -> None:
     table.add_column("label")
     table.add_column("path", overflow="fold")
     for one in results:
-        label = "" if one["label"] is None else str(one["label"])
-        table.add_row(str(one["rank"]), *(f"{one[name]:.4f}" for name in numbers), label, one["path"])
+        label = "" if one["label"] is None else printable(str(one["label"]))
+        table.add_row(str(one["rank"]), *(f"{one[name]:.4f}" for name in numbers), label, printable(one["path"]))
     console.print(table)
 
 

@@ -125,9 +125,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that is too long for the encoding of host names is the latter
+        reason = error.strerror if isinstance(error, OSError) else "it is not a host name"
         raise ConfigError(
-            f"Cannot listen at {host} port {port}: {error.strerror or error}. Choose another with --host or --port."
+            f"Cannot listen at {host} port {port}: {reason or error}. Choose another with --host or --port."
         ) from error
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from bier.errors import ConfigError
+from bier.errors import BierError, ConfigError
+from bier.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.progress import Progress, Task, TaskID
+    from rich.text import Text
 
     from bier.models.model import Untrained
 
@@ -74,7 +76,19 @@ Settings = Annotated[
 ]
 
 
-console = Console(stderr=True, highlight=False)
+def shown(text: str) -> str:
+    """Text of several lines without control characters: a label may hold codes that a terminal obeys."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+class PlainConsole(Console):
+    """Prints what it is given, which may come from anybody's data: no markup, no emoji codes, no control characters."""
+
+    def render_str(self, text: str, **options: Any) -> "Text":
+        return super().render_str(shown(text), **options)
+
+
+console = PlainConsole(stderr=True, highlight=False, markup=False, emoji=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else.")]
 
@@ -108,13 +122,22 @@ def model_or_backbone(model: Path | None, backbone: str | None) -> "Path | Untra
 
 def say(message: str) -> None:
     """A line for people, on standard error."""
-    console.print(message, markup=False, soft_wrap=True)
+    console.print(message, soft_wrap=True)
+
+
+def say_skipped(skipped: Iterable[Mapping[str, str]]) -> None:
+    """The list that `--skip-broken` promises."""
+    for broken in skipped:
+        say(f"skipped: {broken['reason']}")
 
 
 def emit(result: Mapping[str, Any]) -> None:
     """The one JSON object of a command run with `--json`."""
-    sys.stdout.write(json.dumps(result, indent=2, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(result, indent=2, allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        raise BierError(f"Cannot write the result to standard output: {error.strerror or error}.") from error
 
 
 def table_of_numbers(
@@ -143,16 +166,16 @@ def table_of_numbers(
     rows = list(rows)
     names, *columns = zip(head, *rows, strict=True)
     name_width = min(max(map(len, names)), NAME_WIDTH)
-    parts: list[Any] = [Text(title, style="bold")] if title else []
+    parts: list[Any] = [Text(shown(title), style="bold")] if title else []
     for some in _side_by_side(columns, console.width - name_width - 2):
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column(head[0], overflow="fold", min_width=name_width)
         for column in some:
             table.add_column(column[0], justify="right", min_width=_number_width(column))
         for number, cells in enumerate(zip(names[1:], *(column[1:] for column in some), strict=True)):
-            table.add_row(*map(Text, cells), style=style(number))
+            table.add_row(*map(printable, cells), style=style(number))
         parts.append(table)
-    return Group(*parts, *([Text(caption, style="dim")] if caption else []))
+    return Group(*parts, *([Text(shown(caption), style="dim")] if caption else []))
 
 
 def _number_width(column: Sequence[str]) -> int:
@@ -218,12 +241,12 @@ def progress_bar() -> Iterator["Progress"]:
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
+        TextColumn("{task.fields[status]}", markup=False),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         if console.is_terminal or os.environ.get("RANK", "0") != "0":  # of several processes one prints
@@ -236,7 +259,7 @@ def progress_bar() -> Iterator["Progress"]:
 @contextmanager
 def step(bar: "Progress", what: str) -> Iterator["TaskID"]:
     """A part of the work, shown while it lasts; its task is there to be updated."""
-    task = bar.add_task(what, total=None, status="")
+    task = bar.add_task(printable(what), total=None, status="")
     try:
         yield task
     finally:

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bier.cli.terminal import Cache, Data, Json, Root, Settings, Size, SkipBroken, command, emit, progress_bar, say
+from bier.cli.terminal import (
+    Cache,
+    Data,
+    Json,
+    Root,
+    Settings,
+    Size,
+    SkipBroken,
+    command,
+    emit,
+    progress_bar,
+    say,
+    say_skipped,
+)
 from bier.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -166,6 +179,7 @@ def _report(run: "Run", config: "Config", seconds: float, plan: "Plan | None", j
         again = command("train", "--resume", run.folder, processes=True)
         say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: {again}")
         raise typer.Exit(130)
+    skipped = [broken.named() for broken in run.skipped]
     if json:
         emit(
             {
@@ -176,11 +190,13 @@ def _report(run: "Run", config: "Config", seconds: float, plan: "Plan | None", j
                 "best_validation": run.best_validation,
                 "validation": run.best.named() if run.best else None,
                 "untrained": run.untrained.named() if run.untrained else None,
+                "skipped": skipped,
                 "seconds": seconds,
                 "planned_seconds": plan.expected - plan.seconds["evaluation"] if plan else None,
             }
         )
         return
+    say_skipped(skipped)
     say(f"Trained {run.step} steps in {seconds:.0f} s.")
     for line in outcome(run, config):
         say(line)

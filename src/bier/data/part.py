@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import ConfigError, DataError
+from bier.files import name_text
 
 
 class RandomStream:
@@ -230,18 +231,13 @@ def described(parts: Mapping[str, Part]) -> dict[str, dict[str, object]]:
     """Plain values that tell two different splits apart: counts, and the classes' names or their digest."""
     out: dict[str, dict[str, object]] = {}
     for which, part in parts.items():
-        names = [_plain(part.classes[i]) for i in np.unique(part.labels)]
+        names = [name_text(part.classes[i]) for i in np.unique(part.labels)]
         text = "\n".join(names).encode()
         classes: dict[str, object] = {"names": names}
         if len(names) > NAMES_WRITTEN_OUT:
             classes = {"sha256": hashlib.sha256(text).hexdigest()}
         out[which] = {"images": len(part), "classes": len(names), **classes}
     return out
-
-
-def _plain(name: str) -> str:
-    """A name that a text file can hold: a folder's name need not be UTF-8."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -> tuple[Part, Part]:

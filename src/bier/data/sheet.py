@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from bier.data.part import Part
 from bier.errors import ConfigError, DataError
+from bier.files import name_text
 from bier.images.transforms import read_prepared
 
 TILE, GAP, MARGIN, NAMES, TITLE = 112, 6, 16, 176, 44  # pixels
@@ -86,7 +87,7 @@ def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
 
 def _name(draw: ImageDraw.ImageDraw, name: str, note: str, top: int) -> None:
     """The name in up to four lines and the note below it, in the middle of a row."""
-    shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").replace("_", " ")
+    shown = name_text(name).replace("_", " ")
     lines = textwrap.wrap(shown, width=20, max_lines=4, placeholder=" …") or ["?"]
     lines.append(note)
     y = top + (TILE - 19 * len(lines)) // 2

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from bier.data.part import UNLABELLED, Dataset, Part, Protocol, SplitPlan, described, divide, held_out
 from bier.errors import DataError, needs
+from bier.files import name_text, printable
 
 IMAGE_ENDINGS = frozenset(
     (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
@@ -83,7 +84,7 @@ def _list_folder(root: Path) -> tuple[Part, list[str] | None]:
         return path[level] if len(path) > level + 1 else None
 
     found.sort(key=lambda path: (os.fsencode(class_of(path) or ""), os.fsencode("/".join(path))))
-    images, ids = tuple(root.joinpath(*path) for path in found), tuple("/".join(path) for path in found)
+    images, ids = tuple(root.joinpath(*path) for path in found), ["/".join(path) for path in found]
     part = _labelled(images, [class_of(path) for path in found], root, ids)
     return part, [path[0] for path in found] if divided else None
 
@@ -92,14 +93,14 @@ def _labelled(
     images: tuple[Path, ...],
     names: Sequence[str | None],
     root: Path,
-    ids: tuple[str, ...],
+    ids: Sequence[str],
     boxes: NDArray[np.float32] | None = None,
 ) -> Part:
-    """A part whose classes are the names, sorted by their bytes (a folder's name need not be UTF-8)."""
+    """A part whose classes are the names, sorted by their bytes. Names and ids are text, though files need not be."""
     classes = sorted({name for name in names if name is not None}, key=os.fsencode)
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(classes)} | {None: UNLABELLED}
     labels = np.array([numbers[name] for name in names], dtype=np.int64)
-    return Part(images, labels, tuple(classes), boxes, root, ids)
+    return Part(images, labels, tuple(map(name_text, classes)), boxes, root, tuple(map(name_text, ids)))
 
 
 def _walk(root: Path) -> Iterator[str]:
@@ -132,6 +133,8 @@ FLAGS = ("is_query", "is_gallery")
 SPLITS = ("train", "test", "validation")
 TABLE_ENDINGS = (".csv", ".parquet")
 YES_OR_NO = {"true": True, "1": True, "yes": True, "1.0": True, "false": False, "0": False, "no": False, "0.0": False}
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+COLUMNS = ("path", "label", "split", *FLAGS, *CORNERS)  # others are not read
 Columns = Mapping[str, list[str]]
 
 
@@ -178,6 +181,7 @@ def _csv(table: Path) -> Columns:
     for number, line in enumerate(lines[1:], start=2):
         if len(line) != len(heading):
             raise DataError(f"{table}, row {number}: expected {len(heading)} columns. Got {len(line)} instead.")
+    _check_heading(table, heading)
     return {name: [line[i].strip() for line in lines[1:]] for i, name in enumerate(heading)}
 
 
@@ -187,13 +191,25 @@ def _parquet(table: Path) -> Columns:
     import pyarrow.parquet as pq
 
     try:
-        content = pq.read_table(table)
-    except (pa.ArrowInvalid, OSError) as error:
+        with pq.ParquetFile(table) as file:  # not read_table, which makes a column of a folder called `year=2024`
+            heading = file.schema_arrow.names
+            _check_heading(table, heading)
+            content = file.read([name for name in heading if name in COLUMNS])
+        content.validate(full=True)  # text that is not UTF-8
+        cells = {name: [_cell(value) for value in content.column(name).to_pylist()] for name in content.column_names}
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{table} must be a Parquet file. Got: {error}.") from error
-    return {
-        name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
-        for name in content.column_names
-    }
+    return {name: cells.get(name, []) for name in heading}
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else os.fsdecode(value) if isinstance(value, bytes) else str(value)
+
+
+def _check_heading(table: Path, heading: Sequence[str]) -> None:
+    twice = [name for name in dict.fromkeys(heading) if heading.count(name) > 1]
+    if twice:
+        raise DataError(f"{table} must have each column once. It has '{twice[0]}' {heading.count(twice[0])} times.")
 
 
 def _table_part(table: Path, columns: Columns) -> Part:
@@ -202,7 +218,12 @@ def _table_part(table: Path, columns: Columns) -> Part:
     _check_filled(table, columns, "path")
     if not columns["path"]:
         raise DataError(f"{table} must have a row for each image. It has none.")
-    ids = tuple(columns["path"])
+    ids = columns["path"]
+    for number, path in _numbered(ids):
+        if "\0" in path:  # which no system has in the name of a file
+            raise DataError(
+                f"{table}, row {number}: the column 'path' must be a path. Got '{printable(path)}' instead."
+            )
     names = [name or None for name in columns["label"]] if "label" in columns else [None] * len(ids)
     return _labelled(tuple(table.parent / path for path in ids), names, table.parent, ids, _boxes(table, columns))
 
@@ -243,7 +264,7 @@ def _number(table: Path, name: str, row: int, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.inf
-    if not math.isfinite(value):
+    if not abs(value) <= FLOAT32_MAX:
         raise DataError(f"{table}, row {row}: the column '{name}' must be a number. Got '{text}' instead.")
     return value
 

@@ -23,7 +23,8 @@ from bier.data.part import ALL, Part
 from bier.data.sheet import SheetRow, draw_rows
 from bier.errors import DataError
 from bier.evaluate.recall import nearest
-from bier.images import ImageDataset, default_workers, open_image, printable
+from bier.files import printable
+from bier.images import ImageDataset, default_workers, open_image
 from bier.images.copies import COPY, SIDE, likeness, thumbnail
 from bier.images.dataset import run_in_threads
 from bier.models.model import Model

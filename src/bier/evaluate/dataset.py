@@ -18,7 +18,7 @@ from bier.data.part import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
 from bier.evaluate.verification import Others, kept_threshold, model_thresholds
-from bier.images import ImageDataset
+from bier.images import Broken, ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
 from bier.models.inference import inputs_in_order, run_network, to_array
@@ -71,7 +71,7 @@ class Assessment:
     measured: Measured
     images: ImageOf | None
     gallery_images: ImageOf | None
-    broken: list[str]  # images that could not be read, and why
+    broken: list[Broken]  # images that could not be read
     kept: dict[str, Any] | None = None  # what the model keeps about "same", see `find_same`
     untrained: StartingPoint | None = None
 
@@ -83,7 +83,7 @@ class Assessment:
             plain = self.untrained.result.to_dict()
             found["recall"] |= {"untrained": plain["recall"]["ensemble"]}
             found["untrained"] = {"backbone": self.untrained.backbone, "map_at_r": plain["map_at_r"]}
-        return found | ({"skipped": self.broken} if self.broken else {})
+        return found | ({"skipped": [one.named() for one in self.broken]} if self.broken else {})
 
 
 def data_settings(
@@ -279,7 +279,7 @@ class _Reader:
     ) -> None:
         self.model, self.cache, self.skip_broken = model, cache, skip_broken
         self.workers, self.progress, self.frozen_before, self.keep = workers, progress, frozen_before, keep
-        self.broken: list[str] = []
+        self.broken: list[Broken] = []
 
     def read(self, dataset: Dataset, name: str) -> _Embedded:
         part = dataset[name]
@@ -288,7 +288,7 @@ class _Reader:
         source = ImageDataset(
             part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers
         )
-        self.broken += [f"{broken.path}: {broken.reason}" for broken in source.broken]
+        self.broken += source.broken
         z = distributed.sharded(source.kept, lambda mine: self._embed(source.only(mine), f"{dataset.name}-{name}"))
         return _Embedded(z, part.labels[source.kept], lambda row: source.prepared(int(source.kept[row])))
 

@@ -2,7 +2,7 @@
 
 from bier.images.cache import PixelCache
 from bier.images.dataset import Broken, ImageDataset, default_workers, in_order, load_batches
-from bier.images.decode import MAX_PIXELS, Box, Source, open_image, printable
+from bier.images.decode import MAX_PIXELS, Box, Source, open_image
 from bier.images.transforms import AUGMENTATIONS, augment, prepare, read_prepared
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     "load_batches",
     "open_image",
     "prepare",
-    "printable",
     "read_prepared",
 ]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bier import files
 from bier.errors import DataError
-from bier.images.decode import printable
+from bier.files import printable
 
 # Part of the key: raise it whenever `read_prepared` gives other pixels for the same file.
 _VERSION = 1

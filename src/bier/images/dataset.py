@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
 from bier.errors import BierError, ConfigError, DataError
+from bier.files import printable
 from bier.images.cache import PixelCache
-from bier.images.decode import Box, Source, printable
+from bier.images.decode import Box, Source
 from bier.images.transforms import augment as augmented
 from bier.images.transforms import check_augmentation, read_prepared
 
@@ -49,6 +50,10 @@ class Broken(NamedTuple):
     number: int
     path: str
     reason: str
+
+    def named(self) -> dict[str, str]:
+        """As `--json` has it."""
+        return {"path": self.path, "reason": self.reason}
 
 
 class ImageDataset(Dataset[Any]):

@@ -1,14 +1,15 @@
 """Any picture to RGB: the one place where a file of unknown origin is opened."""
 
+import errno
 import io
 import math
 import os
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from bier.errors import DataError
+from bier.files import printable
 
 Source = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]
 Box = tuple[float, float, float, float]
@@ -40,12 +42,6 @@ _UPRIGHT = {
 }
 # The DCT already averages; twice the size that is needed leaves the final resize to do the visible work.
 _DRAFT_MARGIN = 2
-
-
-def printable(path: str | os.PathLike[str]) -> str:
-    """A file name that any terminal can print: bytes that are not UTF-8 and control characters are escaped."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def open_image(source: Source, *, at_least: int | None = None, box: Box | None = None) -> Image.Image:
@@ -116,11 +112,21 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _opened(source: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
-    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as data:
+    with io.BytesIO(source) if isinstance(source, bytes) else _opened_file(source) as data:
         if data.seek(0, os.SEEK_END) == 0:
             raise ValueError("the file is empty")
         data.seek(0)
         yield Image.open(data, formats=_known_formats())
+
+
+def _opened_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A regular file. To open a pipe would wait for somebody who writes to it, unless O_NONBLOCK says otherwise."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return open(handle, "rb")  # noqa: PTH123 - a handle, which the caller closes
+    os.close(handle)
+    raise IsADirectoryError(errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else ValueError("it is not a file")
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bier.errors import needs
+from bier.errors import ConfigError, needs
 from bier.files import file_aside
 from bier.models.model import Model
 
@@ -36,6 +36,9 @@ def export_onnx(model: Model, path: str | Path, learners: int | None = None) -> 
     needs("onnx", "onnx")
     needs("onnxscript", "onnx")
     backbone, path = model.backbone, Path(path)
+    model.ensemble.vector(torch.zeros(1, model.dimension), model.weighting, learners)  # an error where it cannot be
+    if path.is_dir():  # before minutes of work
+        raise ConfigError(f"The graph must be written to a file like model.onnx. Got the folder {path} instead.")
     if backbone.crop:
         name, example = "pixels", torch.zeros(2, backbone.crop, backbone.crop, 3, dtype=torch.uint8)
     else:

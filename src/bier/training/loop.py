@@ -17,6 +17,7 @@ from bier import distributed, files
 from bier.config import Config, TrainConfig
 from bier.errors import BierError, ConfigError, DataError, TrainingError
 from bier.evaluate.dataset import find_same
+from bier.images import Broken
 from bier.method import equations
 from bier.models.model import is_pretrained
 from bier.training import run_folder
@@ -51,6 +52,7 @@ class Run(NamedTuple):
     is the untrained backbone: no step was better, and the model is its plain normalised features.
     best, untrained: all scores of that step and of the untrained backbone, where they were measured.
     queries, distractors: validation images, and training images that they were searched among besides.
+    skipped: the images that `data.skip_broken` has left out.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class Run(NamedTuple):
     untrained: Scores | None = None
     queries: int = 0
     distractors: int = 0
+    skipped: tuple[Broken, ...] = ()
 
 
 @dataclass
@@ -176,7 +179,7 @@ def train(
 
         if not interrupted and distributed.rank() == 0:
             _save_best(run, setup, average, state, same)
-        return state.run(run, interrupted, setup.validation)
+        return state.run(run, interrupted, setup.validation)._replace(skipped=setup.skipped)
 
 
 def _save_best(run: Path, setup: TrainingSetup, average: WeightAverage, state: TrainerState, same: bool) -> None:

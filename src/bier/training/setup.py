@@ -20,7 +20,7 @@ from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
 from bier.evaluate.recall import rank_r, ranks, recall_from_ranks
-from bier.images import ImageDataset
+from bier.images import Broken, ImageDataset
 from bier.method.classifier import BoostedClassifier
 from bier.method.defaults import Start, Weighting
 from bier.method.diversity import ActivationLoss, AdversarialLoss
@@ -155,6 +155,14 @@ class TrainingSetup:
     @property
     def device(self) -> torch.device:
         return self.objective.ensemble.weight.device
+
+    @property
+    def skipped(self) -> tuple[Broken, ...]:
+        """The images that `data.skip_broken` has left out, each once."""
+        inputs = [self.inputs, *([self.validation.inputs] if self.validation else [])]
+        images = [one.source if isinstance(one, TrunkCache) else one for one in inputs]
+        broken = (one for some in images if isinstance(some, ImageDataset) for one in some.broken)
+        return tuple({one.path: one for one in broken}.values())
 
     def model(self, found: Mapping[str, Any] | None = None) -> Model:
         """The backbone and the embedding with their present weights, without anything that only training needs.
