@@ -148,9 +148,15 @@ def test_a_broken_picture_is_named_and_can_be_skipped(cli: Cli, pictures: Path, 
     assert "broken.jpg" in said
     code, _, said = cli("train", *options, "--out", tmp_path / "run", "--skip-broken")
     assert code == 0, said
+    in_training = [line for line in said.splitlines() if line.startswith("skipped: ")]
+    assert len(in_training) == 2
+    assert all("broken.jpg" in line for line in in_training)
     code, out, said = cli("evaluate", tmp_path / "run", "--json", "--no-report")  # the run knows that it skips
     assert code == 0, said
-    assert len(json.loads(out)["skipped"]) == 2
+    assert [Path(one["path"]).name for one in json.loads(out)["skipped"]] == ["broken.jpg"] * 2
+    _, _, said = cli("evaluate", tmp_path / "run", "--no-report", "--no-untrained")
+    in_test = [line for line in said.splitlines() if line.startswith("skipped: ")]
+    assert len({*in_training, *in_test}) == 4
 
 
 VALIDATED = [*SMALL[:4], "--set", "data.validation=0.4", *SMALL[6:], "--set", "train.validate_every=2"]

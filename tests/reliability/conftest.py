@@ -10,10 +10,21 @@ The test that used `tally` fails at its end if a case did not survive or lost da
 """
 
 import os
+import signal
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+
+from bier.method.ensemble import EmbeddingEnsemble
+from bier.models.backbones import build_backbone
+from bier.models.model import Model
 
 SOAK = os.environ.get("BIER_SOAK", "") not in ("", "0")
 COLUMNS = ("tried", "survived", "data lost")
@@ -47,6 +58,75 @@ def tally() -> Iterator[Tally]:
     if counts.failures:
         shown = "\n".join(counts.failures[:20])
         pytest.fail(f"{len(counts.failures)} cases failed:\n{shown}", pytrace=False)
+
+
+class Ended(NamedTuple):
+    """How a command ended: its exit code, what it printed, and how long it took."""
+
+    code: int
+    out: str
+    said: str
+    seconds: float
+
+    @property
+    def refused(self) -> bool:
+        """One line, nothing on standard output, exit code 2."""
+        one_line = self.said.startswith("bier: ") and len(self.said.splitlines()) == 1
+        return self.code == 2 and self.out == "" and one_line and self.said.strip().isprintable()
+
+    @property
+    def done(self) -> bool:
+        return self.code == 0 and "Traceback" not in self.said
+
+
+class _TooSlow(BaseException):  # an Exception would be caught as damage of a file
+    pass
+
+
+@pytest.fixture
+def attack(cli: Callable[..., tuple[int, str, str]]) -> Callable[..., Ended]:
+    """`attack("embed", ...)` runs a command. A hang ends after `limit` seconds, a traceback as it is: both with code -1."""
+
+    def stop(*_: Any) -> None:
+        raise _TooSlow
+
+    def run(*arguments: object, limit: float = 60) -> Ended:
+        handler, timer = signal.signal(signal.SIGALRM, stop), signal.setitimer(signal.ITIMER_REAL, limit)
+        began = time.perf_counter()
+        try:
+            code, out, said = cli(*arguments)
+        except _TooSlow:
+            code, out, said = -1, "", f"no end within {limit} s"
+        except Exception as error:
+            code, out, said = -1, "", f"Traceback: {type(error).__name__}: {error}"[:300]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if timer[0]:  # that of pytest-timeout
+                signal.setitimer(signal.ITIMER_REAL, max(1.0, timer[0] - (time.perf_counter() - began)))
+        return Ended(code, out, said, time.perf_counter() - began)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a small untrained model."""
+    torch.manual_seed(0)
+    run = tmp_path_factory.mktemp("model") / "run"
+    Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16))).save(run / "model")
+    return run
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Four classes of three pictures."""
+    random = np.random.default_rng(0)
+    for number in range(12):
+        folder = tmp_path / "photos" / f"class {number % 4}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "photos"
 
 
 @pytest.fixture(scope="session")
