@@ -85,7 +85,7 @@ class _TooSlow(BaseException):  # an Exception would be caught as damage of a fi
 
 @pytest.fixture
 def attack(cli: Callable[..., tuple[int, str, str]]) -> Callable[..., Ended]:
-    """`attack("embed", ...)` runs a command. A hang ends after `limit` seconds, a traceback as it is: both with code -1."""
+    """`attack("embed", ...)` runs a command. A hang (more than `limit` seconds) and a traceback have the code -1."""
 
     def stop(*_: Any) -> None:
         raise _TooSlow

@@ -15,15 +15,11 @@ from PIL import Image
 
 from bier.errors import DataError
 from bier.images import MAX_PIXELS, open_image
+from bier.images.decode import _known_formats
 from bier.search import read_embeddings
 
 Attack = Callable[..., Any]
 PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3), dtype=np.uint8))
-FORMATS = {
-    **{"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm"},
-    **{"AVIF": "avif", "JPEG2000": "jp2", "TGA": "tga", "ICO": "ico", "ICNS": "icns", "PCX": "pcx", "SGI": "sgi"},
-    **{"DDS": "dds", "DIB": "dib", "QOI": "qoi"},
-}
 
 
 def encoded(form: str, **options: Any) -> bytes:
@@ -35,7 +31,7 @@ def encoded(form: str, **options: Any) -> bytes:
 def formats() -> dict[str, bytes]:
     """A picture in every format that can be written here, in more than one way where the decoders differ."""
     made = {}
-    for form in FORMATS:
+    for form in _known_formats():
         try:
             made[form] = encoded(form)
         except (OSError, KeyError, ValueError):  # a Pillow without this encoder
