@@ -23,7 +23,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 LIMITS = (("at least", "ge"), ("at most", "le"))
 GROUPS = "a number of groups or sizes like 96-160-256"
 LARGEST = 2**63 - 1  # TOML's largest whole number, and torch's largest seed
-WIDEST, LARGEST_PICTURE, MOST_WORKERS = 2**20, 8192, 1024  # beyond these memory or processes run out before any step
+WIDEST, LARGEST_BATCH, LARGEST_PICTURE = 2**16, 2**16, 8192  # beyond these memory runs out before any step
 
 
 def setting(
@@ -104,7 +104,7 @@ class DataConfig(Section):
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
     skip_broken: bool = setting(False, "leave out images that cannot be read")
     cache: Text = setting("", "folder of the cache of prepared images; empty for none")
-    workers: int = setting(-1, "processes that decode images; -1 chooses", least=-1, most=MOST_WORKERS)
+    workers: int = setting(-1, "processes that decode images; -1 chooses", least=-1)
 
 
 class ModelConfig(Section):
@@ -172,8 +172,8 @@ class DiversityConfig(Section):
 class TrainConfig(Section):
     section = "train"
     steps: int = setting(1000, "steps of training", least=1)
-    batch_classes: int = setting(8, "classes in a batch", least=2)
-    batch_images: int = setting(8, "images of each class in a batch", least=2)
+    batch_classes: int = setting(8, "classes in a batch", least=2, most=LARGEST_BATCH)
+    batch_images: int = setting(8, "images of each class in a batch", least=2, most=LARGEST_BATCH)
     optimizer: Literal["adam", "adamw", "sgd"] = setting(
         "adam", "ADAM, ADAM with decoupled weight decay, or SGD with momentum 0.9"
     )
