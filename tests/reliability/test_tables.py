@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,10 +150,8 @@ def test_any_table_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> No
     content = data.draw(st.one_of(st.just(text.encode()), st.binary(max_size=200)))
     (tmp_path / "t.csv").write_bytes(content)
     for read in (list_images, lambda path: load("table", path)):
-        try:
+        with suppress(BierError):  # any other exception would be a traceback
             read(tmp_path / "t.csv")
-        except BierError as error:
-            assert str(error)
 
 
 def test_malformed_folders(attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path) -> None:
