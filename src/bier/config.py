@@ -24,7 +24,7 @@ LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # our
 LIMITS = (("at least", "ge"), ("at most", "le"))
 GROUPS = "a number of groups or sizes like 96-160-256"
 LARGEST = 2**63 - 1  # TOML's largest whole number, and torch's largest seed
-WIDEST, LARGEST_PICTURE, MOST_WORKERS = 2**20, 8192, 1024  # beyond these memory or processes run out before any step
+WIDEST, LARGEST_BATCH, LARGEST_PICTURE = 2**16, 2**16, 8192  # beyond these memory runs out before any step
 LOSS = f"one of {', '.join(LOSSES)}, or the name of a loss class of pytorch-metric-learning"
 TABLE = "a table such as {alpha=2, base=0.5}"
 
@@ -200,8 +200,8 @@ class DiversityConfig(Section):
 class TrainConfig(Section):
     section = "train"
     steps: int = setting(1000, "steps of training", least=1)
-    batch_classes: int = setting(8, "classes in a batch", least=2)
-    batch_images: int = setting(8, "images of each class in a batch", least=2)
+    batch_classes: int = setting(8, "classes in a batch", least=2, most=LARGEST_BATCH)
+    batch_images: int = setting(8, "images of each class in a batch", least=2, most=LARGEST_BATCH)
     optimizer: Literal["adam", "adamw", "sgd"] = setting(
         "adam", "ADAM, ADAM with decoupled weight decay, or SGD with momentum 0.9"
     )

@@ -27,6 +27,7 @@ Answer = TypeVar("Answer")
 Progress = Callable[[int, int], None]
 Item = int | tuple[int, int]  # the index of an image, or (index, seed of its augmentation)
 
+MOST_WORKERS = 256
 _FEW = 64  # up to so many images, starting worker processes takes longer than they save
 _CHUNK = 32  # images in a batch while files are checked or the cache is built
 
@@ -38,9 +39,11 @@ def default_workers() -> int:
 
 
 def check_workers(workers: int | None) -> int | None:
-    """The number itself, or a ConfigError where it is negative; None leaves the choice to the loader."""
-    if workers is not None and workers < 0:
-        raise ConfigError(f"The 'workers' parameter must be 0 or a number of processes. Got {workers} instead.")
+    """The number itself, or a ConfigError where it cannot be; None leaves the choice to the loader."""
+    if workers is not None and not 0 <= workers <= MOST_WORKERS:
+        raise ConfigError(
+            f"The 'workers' parameter must be a number of processes from 0 to {MOST_WORKERS}. Got {workers} instead."
+        )
     return workers
 
 
@@ -261,7 +264,8 @@ def in_order(images: int | ArrayLike, batch_size: int) -> BatchSampler:
     if batch_size < 1:
         raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
     indices = range(images) if isinstance(images, int) else np.asarray(images, np.int64).tolist()
-    return BatchSampler([(index, 0) for index in indices], batch_size, drop_last=False)  # type: ignore[misc]
+    size = min(batch_size, len(indices) or 1)  # a batch may be larger than what Python can count
+    return BatchSampler([(index, 0) for index in indices], size, drop_last=False)  # type: ignore[misc]
 
 
 def load_batches(dataset: Dataset[Any], batches: Iterable[Sequence[Item]], workers: int | None = None) -> Iterator[Any]:

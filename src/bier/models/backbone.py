@@ -1,5 +1,6 @@
 """What every backbone is: a channel scaling, then named stages in order, then one feature vector per image."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -291,6 +292,12 @@ def folded(backbone: Backbone) -> Backbone:
     was_training = backbone.training
     expected = backbone.eval()(picture)
     backbone.train(was_training)
-    if torch.allclose(copy(picture), expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
+    largest = float(expected.abs().max())
+    if not math.isfinite(largest):
+        raise ModelError(
+            f"The features of {backbone.name!r} must be finite. They are not: its training has diverged; "
+            "train again with a lower train.learning_rate."
+        )
+    if torch.allclose(copy(picture), expected, rtol=1e-2, atol=1e-3 * largest):
         return copy
     return deepcopy(backbone).eval()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,11 @@ def parse_uri(uri: str) -> Address:
     rest, _, collection = rest.partition("#")
     target, _, query = rest.partition("?")
     local = "://" not in target
-    if not target or (local and not target.endswith(".db")):
+    try:
+        known = target.endswith(".db") if local else bool(urlsplit(target).hostname and urlsplit(target).port != 0)
+    except ValueError:  # a port that is no number, brackets that are not closed
+        known = False
+    if not known:
         raise SearchError(
             f"A Milvus store must be milvus:NAME.db (a local file) or milvus:http://host:19530. Got {uri!r} instead."
         )
