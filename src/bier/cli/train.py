@@ -46,6 +46,10 @@ Minutes = Annotated[
         "steps. For pictures and a pretrained backbone. \\[default: 30 without a GPU]",
     ),
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option("--log", metavar="NAME", help="Also log to mlflow or wandb; may be repeated."),
+]
 
 DEFAULT_MINUTES = 30.0
 LITTLE = 1.0  # points of MAP@R over the untrained backbone
@@ -75,6 +79,7 @@ def train(
     cache: Cache = None,
     steps: Steps = None,
     minutes: Minutes = None,
+    log: Log = None,
     json: Json = False,
 ) -> None:
     """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
@@ -126,8 +131,10 @@ def train(
         if resume is None and config is None and "train.steps" not in chosen:
             resolved, plan = _planned(resolved, out, minutes, chosen, watcher)
         from bier.training import train as run_training
+        from bier.training.observers import Together, logger
 
-        run = run_training(resolved, resume or out, resume=resume is not None, observer=watcher if first else None)
+        observer = Together(watcher, *(logger(name, resolved) for name in log or [])) if first else None
+        run = run_training(resolved, resume or out, resume=resume is not None, observer=observer)
     if first:
         _report(run, resolved, watcher.seconds, plan, json)
 

@@ -216,7 +216,7 @@ class Metrics:
             while line:
                 line = line[self.file.write(line) :]
         with writing(self.run / "events.out.tfevents", self.run / CHECKPOINTS):
-            for tag, value in {**_scalars(row), **(clock or {})}.items():
+            for tag, value in {**scalars(row), **(clock or {})}.items():
                 self.events.add_scalar(tag, value, row["step"])
 
     def flush(self) -> None:
@@ -264,7 +264,7 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row) + "\n"
 
 
-def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
+def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     """Lists become one curve per learner: `learner_losses/1` and so on."""
     flat: dict[str, float] = {}
     for key, value in row.items():

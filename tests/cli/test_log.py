@@ -1,0 +1,48 @@
+"""Loggers receive what metrics.jsonl has, under the names that TensorBoard shows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bier.training.run_folder import read_metrics, scalars
+
+SMALL = ("model.embedding=12", "diversity.hidden=8", "data.validation=0", "train.steps=3", "train.log_every=1")
+
+
+def train_with(cli: Callable[..., tuple[int, str, str]], name: str, data: Path, run: Path) -> tuple[int, str, str]:
+    options = ["--data", "features", "--root", data, "--method", "bier", "--out", run, "--log", name, "--json"]
+    return cli("train", *options, *(word for one in SMALL for word in ("--set", one)))
+
+
+@pytest.mark.filterwarnings("default")  # the library's own, of every release
+def test_mlflow_has_the_settings_and_every_row(
+    cli: Callable[..., tuple[int, str, str]], features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    try:
+        code, out, said = train_with(cli, "mlflow", features_file, tmp_path / "run")
+        assert code == 0, said
+        assert json.loads(out)["steps"] == 3
+        logged = mlflow.last_active_run()
+    finally:
+        mlflow.end_run()
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    client = mlflow.MlflowClient()
+    for name in scalars(rows[0]):
+        history = [(one.step, one.value) for one in client.get_metric_history(logged.info.run_id, name)]
+        assert history == [(row["step"], pytest.approx(scalars(row)[name])) for row in rows]
+    assert client.get_run(logged.info.run_id).data.params["model.embedding"] == "12"
+
+
+def test_an_unknown_logger_is_one_line(
+    cli: Callable[..., tuple[int, str, str]], features_file: Path, tmp_path: Path
+) -> None:
+    code, out, said = train_with(cli, "comet", features_file, tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert said == "bier: The '--log' option must be one of mlflow, wandb. Got 'comet' instead.\n"
+    assert not (tmp_path / "run").exists()
