@@ -28,7 +28,7 @@ from bier.evaluate.verification import kept_threshold
 from bier.images import Box, Broken, ImageDataset
 from bier.images import Source as Picture
 from bier.method.defaults import Weighting
-from bier.models.model import Model, Untrained, load
+from bier.models.model import Model, Untrained, description_file, load
 from bier.search import Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.index import Kind
@@ -48,7 +48,7 @@ _MOST_IN_STORE = 20_000  # the same for an external store, which would have to s
 def model_folder(path: Path) -> Path:
     """The folder with model.json: the given one, or `model` inside a run."""
     for folder in (path / "model", path):
-        if (folder / "model.json").is_file():
+        if description_file(folder).is_file():
             return folder
     raise ModelError(f"A model must be a folder with model.json, or a run that has one. Found none at {path}.")
 
@@ -61,7 +61,7 @@ def about_model(path: Path | Untrained) -> dict[str, str]:
     if isinstance(path, Untrained):
         file = {} if path.weights is None else {"weights": str(path.weights.resolve())}
         return {"backbone": path.backbone, **file, "fingerprint": _untrained_fingerprint(path)}
-    return {"path": str(path.resolve()), "fingerprint": files.checksum(model_folder(path) / "model.json")}
+    return {"path": str(path.resolve()), "fingerprint": files.checksum(description_file(model_folder(path)))}
 
 
 _untrained_fingerprint = lru_cache(Untrained.fingerprint)  # it builds the network

@@ -24,7 +24,7 @@ LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # our
 LIMITS = (("at least", "ge"), ("at most", "le"))
 GROUPS = "a number of groups or sizes like 96-160-256"
 LARGEST = 2**63 - 1  # TOML's largest whole number, and torch's largest seed
-WIDEST, LARGEST_BATCH, LARGEST_PICTURE = 2**16, 2**16, 8192  # beyond these memory runs out before any step
+WIDEST, LARGEST_BATCH, LARGEST_PICTURE, MOST_WORKERS = 2**16, 2**16, 8192, 1024  # memory runs out beyond these
 LOSS = f"one of {', '.join(LOSSES)}, or the name of a loss class of pytorch-metric-learning"
 TABLE = "a table such as {alpha=2, base=0.5}"
 

@@ -16,6 +16,7 @@ from bier.cli.terminal import (
     Size,
     SkipBroken,
     console,
+    downloaded,
     emit,
     progress_bar,
     say,
@@ -98,7 +99,10 @@ def evaluate(
     bier evaluate --embeddings vectors.safetensors
     """
     _check_rerank(rerank or [])
-    models: list[Path | Untrained] = [*([untrained(backbone)] if backbone is not None else []), *(runs or [])]
+    models: list[Path | Untrained] = [
+        *([untrained(backbone)] if backbone is not None else []),
+        *map(downloaded, runs or []),
+    ]
     if bool(models) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
     if report is not None and len(models) > 1:

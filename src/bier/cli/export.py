@@ -1,24 +1,41 @@
 """`bier export`: a model for other programs."""
 
+import json as json_library
+import shutil
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from bier.cli.terminal import Backbone, Json, emit, model_or_backbone, say
+from bier.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bier.models.model import Model
 
 
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the graph goes.")],
-    model: Annotated[Path | None, typer.Argument(help="A run, or the folder of a model.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the graph or the folder goes.")],
+    model: Annotated[Path | None, typer.Argument(help="A run, the folder of a model, or hf:owner/name.")] = None,
     backbone: Backbone = None,
-    to: Annotated[Literal["onnx"], typer.Option("--to", help="The format.")] = "onnx",
-    learners: Annotated[int | None, typer.Option("--learners", metavar="M", help="Only the first M learners.")] = None,
+    to: Annotated[
+        Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")
+    ] = "onnx",
+    learners: Annotated[
+        int | None, typer.Option("--learners", metavar="M", help="onnx: only the first M learners.")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", metavar="FILE", help="hub: what `bier evaluate --json` has printed, for the card."),
+    ] = None,
+    licence: Annotated[str | None, typer.Option("--licence", metavar="NAME", help="hub: of the weights.")] = None,
     json: Json = False,
 ) -> None:
-    """Write one graph with the scaling of pixels, the backbone and the test-time vector.
+    """Write a model for other programs: an ONNX graph, or a folder for the Hugging Face Hub.
 
-    Its input `pixels` is uint8 (N, crop, crop, 3) in RGB, any N; its output `vectors` is float32 (N, d).
+    The graph has the scaling of pixels, the backbone and the test-time vector. Its input `pixels` is uint8 (N, crop,
+    crop, 3) in RGB, any N; its output `vectors` is float32 (N, d). The folder has the weights, config.json and a model
+    card; `hf upload OWNER/NAME FOLDER` uploads it, and hf:OWNER/NAME is then a model in every command.
 
     [bold]Examples[/bold]
 
@@ -27,14 +44,55 @@ def export(
     bier export runs/birds --out small.onnx --learners 1
 
     bier export --backbone efficientnet_lite0 --out plain.onnx
+
+    bier export runs/birds --to hub --results birds.json --licence cc-by-nc-4.0 --out birds
     """
-    from bier.models.export import export_onnx
     from bier.models.model import load
 
-    loaded = load(model_or_backbone(model, backbone), precision="float32", device="cpu")
-    export_onnx(loaded, out, learners)
+    source = model_or_backbone(model, backbone)
+    if to == "hub":
+        if learners is not None:
+            raise ConfigError("--learners is for --to onnx; from the hub, encode(learners=M) gives a shorter vector.")
+        loaded = load(source, device="cpu")
+        _for_hub(loaded, source if isinstance(source, Path) else None, out, results, licence)
+    else:
+        from bier.models.export import export_onnx
+
+        if results is not None or licence is not None:
+            raise ConfigError("--results and --licence are for the model card of --to hub.")
+        loaded = load(source, precision="float32", device="cpu")
+        export_onnx(loaded, out, learners)
     dimension = sum(loaded.groups[:learners])
     if json:
         emit({"out": str(out), "format": to, "crop": loaded.backbone.crop, "dimension": dimension})
     else:
         say(f"{out}: {loaded.backbone.crop}x{loaded.backbone.crop} pixels to {dimension} dimensions ({to})")
+        if to == "hub":
+            say(f"Read {out / 'README.md'}, then upload it with: hf upload OWNER/NAME {out}")
+
+
+def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, licence: str | None) -> None:
+    """The folder with weights, config.json and a card, and the retrieval picture of the run's report if it has one."""
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"The folder {str(out)!r} must be new or empty.")
+    card: dict[str, Any] = {"licence": licence, "results": _read_results(results) if results else None}
+    if run is not None and (run / "config.toml").is_file():
+        lines = (run / "config.toml").read_text(encoding="utf-8").splitlines()
+        # Folders of this machine are nobody else's business, and of no use to others.
+        private = ("root =", "cache =", "weights =")
+        card["settings"] = "\n".join(line for line in lines if not line.startswith(private))
+    pictures = [run / "report" / f"{name}.png" for name in ("typical", "learners")] if run is not None else []
+    if picture := next(filter(Path.is_file, pictures), None):
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, out / picture.name)
+        card["picture"] = picture.name
+    model.save_pretrained(out, model_card_kwargs=card)
+
+
+def _read_results(path: Path) -> dict[str, Any]:
+    try:
+        found = json_library.loads(path.read_text(encoding="utf-8"))
+        assert isinstance(found["recall"]["ensemble"], dict)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise ConfigError(f"--results must be a file that `bier evaluate --json` has printed. Got {path}.") from error
+    return dict(found)

@@ -107,7 +107,7 @@ def model_and_images(first: Path | None, second: Path | None, backbone: str | No
     if len(given) != (2 if backbone is None else 1):
         wanted = "a run or model and then the images, or --backbone NAME and the images alone"
         raise ConfigError(f"Give {wanted}. Got {len(given)} path{'s' * (len(given) != 1)} instead.")
-    return (given[0] if backbone is None else untrained(backbone)), given[-1]
+    return (downloaded(given[0]) if backbone is None else untrained(backbone)), given[-1]
 
 
 def model_or_backbone(model: Path | None, backbone: str | None) -> "Path | Untrained":
@@ -115,9 +115,18 @@ def model_or_backbone(model: Path | None, backbone: str | None) -> "Path | Untra
     if (model is None) == (backbone is None):
         raise ConfigError("Give either a run or model, or --backbone NAME.")
     if model is not None:
-        return model
+        return downloaded(model)
     assert backbone is not None
     return untrained(backbone)
+
+
+def downloaded(model: Path) -> Path:
+    """`hf:owner/name` as the folder that it was downloaded to; any other path as it is, without waiting for torch."""
+    if not str(model).startswith("hf:"):
+        return model
+    from bier.models.model import local_folder
+
+    return local_folder(model)
 
 
 def say(message: str) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from huggingface_hub import ModelCard, ModelHubMixin
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
@@ -24,12 +25,14 @@ from bier.config import ModelConfig
 from bier.errors import BierError, DataError, ModelError
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
+from bier.models import hub
 from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
 from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
 VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+HUB_DESCRIPTION = "config.json"  # the same record under the name that hubs expect
 _LARGEST_SIDE = 8192  # pixels: a batch of one such picture takes 800 MB
 
 
@@ -55,13 +58,25 @@ class Description(BaseModel):
 _KEYS = {*Description.model_fields, "version", "sha256"}  # of a model.json without a checksum of its own
 
 
-def write_folder(path: Path, weights: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write aside, flush, rename: the folder is complete or absent. One that is there is replaced."""
+def description_file(folder: Path) -> Path:
+    """model.json, or config.json in a folder that came from a hub."""
+    hubs = folder / HUB_DESCRIPTION
+    return hubs if hubs.is_file() and not (folder / DESCRIPTION).is_file() else folder / DESCRIPTION
+
+
+def _contents(weights: dict[str, Tensor], description: dict[str, Any]) -> tuple[bytes, bytes]:
+    """The weights and the description as they are written; the description has the checksum of the weights."""
     data = safetensors.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     record = files.with_checksum({"version": VERSION, **description, "sha256": files.checksum(data)})
+    return data, f"{json.dumps(record, indent=2)}\n".encode()
+
+
+def write_folder(path: Path, weights: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write aside, flush, rename: the folder is complete or absent. One that is there is replaced."""
+    data, text = _contents(weights, description)
     with files.folder_aside(path) as aside:
         (aside / WEIGHTS).write_bytes(data)
-        (aside / DESCRIPTION).write_text(f"{json.dumps(record, indent=2)}\n")
+        (aside / DESCRIPTION).write_bytes(text)
 
 
 def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -69,20 +84,21 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for folder in (path, path / "model"):
         files.restore(folder)
     folder = path / "model" if (path / "model" / DESCRIPTION).is_file() else path
-    for name in (DESCRIPTION, WEIGHTS):
-        if not (folder / name).is_file():
+    described = description_file(folder)
+    for file in (described, folder / WEIGHTS):
+        if not file.is_file():
             raise ModelError(
-                f"The model {str(path)!r} must be a folder with {WEIGHTS} and {DESCRIPTION}. {name} is missing."
+                f"The model {str(path)!r} must be a folder with {WEIGHTS} and {DESCRIPTION}. {file.name} is missing."
             )
     try:
         data = (folder / WEIGHTS).read_bytes()
-        description = json.loads((folder / DESCRIPTION).read_text())
+        description = json.loads(described.read_text(encoding="utf-8"))
         if not isinstance(description, dict) or description.get("version") != VERSION:
             found = description.get("version") if isinstance(description, dict) else description
             raise ModelError(f"The model {str(path)!r} must have format version {VERSION}. Got {found!r} instead.")
         if description.get("sha256") != files.checksum(data):
             raise ModelError(
-                f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {DESCRIPTION} describes."
+                f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {described.name} describes."
             )
         files.check_record(description, old=_KEYS)
         return safetensors.load(data), description
@@ -91,7 +107,7 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ModelError(f"The model {str(path)!r} is damaged: {reason}.") from error
 
 
-class Model(nn.Module):
+class Model(nn.Module, ModelHubMixin):
     """A backbone and an embedding ensemble: images in, test-time vectors out.
 
     Args:
@@ -207,10 +223,10 @@ class Model(nn.Module):
         ).numpy()
         return vectors
 
-    def save(self, path: str | Path) -> None:
-        """Write a folder with `model.safetensors` and `model.json`: complete or absent, replacing what was there."""
+    def description(self) -> dict[str, Any]:
+        """What model.json (on a hub, config.json) holds besides version and checksums."""
         scale = self.backbone.scale
-        description = {
+        return {
             "backbone": self.backbone.name,
             "features": self.backbone.features,
             "folded": self.backbone.folded,
@@ -225,7 +241,31 @@ class Model(nn.Module):
             "precision": self.precision,
             "metadata": self.metadata,
         }
-        write_folder(Path(path), self.state_dict(), description)
+
+    def save(self, path: str | Path) -> None:
+        """Write a folder with `model.safetensors` and `model.json`: complete or absent, replacing what was there."""
+        write_folder(Path(path), self.state_dict(), self.description())
+
+    # `save_pretrained`, `from_pretrained` and `push_to_hub` are ModelHubMixin's own; these say what is in the files.
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        data, text = _contents(self.state_dict(), self.description())
+        files.write(save_directory / WEIGHTS, data)
+        files.write(save_directory / HUB_DESCRIPTION, text)
+
+    @classmethod
+    def _from_pretrained(
+        cls, *, model_id: str, precision: str | None = None, device: str | None = None, **options: Any
+    ) -> "Model":
+        if Path(model_id).is_dir():
+            return load(model_id, precision, device)
+        wanted = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+        folder = hub.fetch(model_id, (WEIGHTS, HUB_DESCRIPTION), **{name: options[name] for name in wanted})
+        return load(folder, precision, device)
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The card that `save_pretrained` writes; `model_card_kwargs` are the arguments of `hub.model_card`."""
+        return hub.model_card(self.description(), **kwargs)
 
     def network(self) -> nn.Sequential:
         """Pixels (or features) to the raw embedding, ready for use: batch norm folded, eval mode, a copy.
@@ -301,13 +341,20 @@ class Untrained:
         return digest.hexdigest()
 
 
+def local_folder(path: str | Path) -> Path:
+    """The folder itself, or the one that `hf:owner/name` was downloaded to."""
+    return hub.fetch(str(path), (WEIGHTS, HUB_DESCRIPTION)) if hub.is_on_hub(path) else Path(path)
+
+
 def load(path: str | Path | Untrained, precision: str | None = None, device: str | torch.device | None = None) -> Model:
     """The model in a run folder or a model folder, on this process's GPU where there is one. No code from it is run.
 
-    In place of a folder, `Untrained(NAME)` gives `pretrained(NAME)`.
+    In place of a folder, `hf:owner/name` is a model of the Hugging Face Hub (`hf:owner/name@revision` a version of it),
+    and `Untrained(NAME)` gives `pretrained(NAME)`.
     """
     if isinstance(path, Untrained):
         return pretrained(path.backbone, path.weights, precision or "auto", device)
+    path = local_folder(path)
     weights, description = read_folder(Path(path))
     try:
         known = Description(**description)
