@@ -24,11 +24,11 @@ from bier.search import embeddings
 
 LIMITED = """
 import atexit, resource, sys
+place, limit = sys.argv[1], int(sys.argv[2])
 def tell():
     peak = next(line for line in open("/proc/self/status") if line.startswith("VmPeak"))
-    open(sys.argv[1], "w").write(peak.split()[1])
+    open(place, "w").write(peak.split()[1])
 atexit.register(tell)
-limit = int(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 sys.argv = ["bier", *sys.argv[3:]]
