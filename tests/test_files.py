@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from bier import files
 from bier.errors import BusyError, WriteError
@@ -146,11 +146,16 @@ def test_a_record_covers_itself() -> None:
 def test_tensors_come_back_and_every_flipped_byte_is_found(tmp_path: Path) -> None:
     tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.empty((0, 4), np.int64)}
     path = tmp_path / "x.safetensors"
-    whole = files.pack(tensors, {"groups": "[1, 2]"})
-    path.write_bytes(whole)
+    files.write(path, *files.pack(tensors, {"groups": "[1, 2]", "name": "ü"}))
+    whole = path.read_bytes()
+    for _ in range(9):
+        assert b"".join(files.pack(tensors, {"name": "ü", "groups": "[1, 2]"})) == whole
     again, metadata = files.unpack(path)
     assert metadata.pop("sha256")
-    assert metadata == {"groups": "[1, 2]"}
+    assert metadata == {"groups": "[1, 2]", "name": "ü"}
+    assert {name: tensor.tolist() for name, tensor in load_file(path).items()} == {
+        name: tensor.tolist() for name, tensor in tensors.items()
+    }
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(again[name], tensor)
         assert (again[name].dtype, again[name].shape) == (tensor.dtype, tensor.shape)

@@ -98,13 +98,19 @@ def check_record(record: Mapping[str, Any], old: Collection[str]) -> None:
         raise ValueError("its checksum does not match its content")
 
 
-def pack(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file with the checksum of all tensors and metadata under `sha256` in its metadata."""
+def pack(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+    """A safetensors file, in pieces for `write`, with the checksum of all it holds under `sha256` in its metadata.
+
+    The library leaves metadata in random order; here the same tensors always give the same bytes.
+    """
     from safetensors.numpy import save
 
     known = dict(metadata or {})
-    content: bytes = save(dict(tensors), {**known, "sha256": _digest_of_tensors(tensors, known)})
-    return content
+    content = memoryview(save(dict(tensors), {**known, "sha256": _digest_of_tensors(tensors, known)}))
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(bytes(content[8:end])), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return [len(header).to_bytes(8, "little"), header, content[end:]]
 
 
 def unpack(
@@ -234,10 +240,10 @@ def reason(error: OSError) -> str:
     return "the disk is full" if error.errno in _FULL else error.strerror or str(error) or type(error).__name__
 
 
-def write(path: Path, content: bytes) -> None:
-    """The whole file, in place of one that is there."""
-    with file_aside(path) as aside:
-        aside.write_bytes(content)
+def write(path: Path, *content: bytes | memoryview) -> None:
+    """The whole file, given in one or more pieces, in place of one that is there."""
+    with file_aside(path) as aside, aside.open("wb") as file:
+        file.writelines(content)
 
 
 @contextmanager

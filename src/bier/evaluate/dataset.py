@@ -315,7 +315,7 @@ class _Reader:
             z = self.model.embed_raw(source, progress=self.progress)
         with suppress(OSError):  # somebody else's run, or a full disk: the next evaluation computes them again
             folder.mkdir(exist_ok=True)
-            files.write(file, files.pack({"z": z}))
+            files.write(file, *files.pack({"z": z}))
         return z
 
     def _digest(self, source: ImageDataset) -> str:

@@ -64,7 +64,7 @@ class EmbeddingsWriter:
         return ((number, self.shards[number], self._is_done(number)) for number in range(rank, len(self.shards), world))
 
     def write(self, number: int, vectors: Floats, raw: Floats) -> None:
-        files.write(self._shard(number), files.pack({"vectors": vectors, "raw": raw}))
+        files.write(self._shard(number), *files.pack({"vectors": vectors, "raw": raw}))
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Merge the shards and remove them. One process calls this when all shards are written.
@@ -84,7 +84,7 @@ class EmbeddingsWriter:
         metadata = {name: json.dumps(about[name]) for name in ("groups", "weighting")}
         text = json.dumps(dict(about), indent=1).encode() + b"\n"
         tensors = {"vectors": vectors, "raw": raw, "about": np.frombuffer(text, np.uint8)}
-        files.write(self.out, files.pack(tensors, metadata))  # the whole of it, in one step
+        files.write(self.out, *files.pack(tensors, metadata))  # the whole of it, in one step
         files.write(self.out.with_suffix(".json"), text)
         shutil.rmtree(self.parts, ignore_errors=True)
 
