@@ -26,7 +26,8 @@ def backbones(
     """List backbones: parameters, cost, resolution, licence, and whether their weights are on this machine.
 
     Without a pattern: those that bier has by name, and a few of each family of timm. docs/backbones.md says which to
-    take. A name goes to `bier train --set model.backbone=NAME`, or to `--backbone` of the commands that search.
+    take. A name goes to `bier train --set model.backbone=NAME`, or to `--backbone` of `bier index`,
+    `bier embed` and `bier evaluate`.
 
     [bold]Examples[/bold]
 
