@@ -251,10 +251,13 @@ def test_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     def no_network(*_: object) -> None:
         raise OSError("no name server")
 
-    monkeypatch.setattr("bier.models.timm_models._is_cached", lambda _: False)
+    cached = {"resnet10t.c3_in1k"}
+    monkeypatch.setattr("bier.models.timm_models.is_cached", lambda name: name in cached)
     monkeypatch.setattr("bier.models.timm_models.getproxies", dict)
     monkeypatch.setattr("bier.models.timm_models.socket.getaddrinfo", no_network)
-    with pytest.raises(ModelError, match=r"efficientnet_lite0.*safetensors.*HF_HOME") as caught:
+    with pytest.raises(
+        ModelError, match=r"efficientnet_lite0, resnet10t\.c3_in1k\. Or set model\.weights=FILE.*HF_HOME"
+    ) as caught:
         build_backbone("resnet18")
     assert "\n" not in str(caught.value)
 

