@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from pytorch_metric_learning import losses
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,12 @@ METRICS: dict[str, Callable[[bool], nn.Module]] = {
     "shrinkage": lambda gather: bier.BoostedLoss(GROUPS, boosting="shrinkage", gather_distributed=gather),
     "contrastive": lambda gather: bier.BoostedLoss(GROUPS, bier.Contrastive(), gather_distributed=gather),
     "triplet": lambda gather: bier.BoostedLoss(GROUPS, bier.Triplet(), gather_distributed=gather),
+    "multi-similarity": lambda gather: bier.BoostedLoss(
+        GROUPS, losses.MultiSimilarityLoss(), gather_distributed=gather
+    ),
+    "proxy-anchor": lambda gather: bier.BoostedLoss(
+        GROUPS, losses.ProxyAnchorLoss(num_classes=4, embedding_size=12), gather_distributed=gather
+    ),
     "cross-entropy": lambda gather: bier.BoostedClassifier(GROUPS, 4, gather_distributed=gather),
 }
 DIVERSITIES: dict[str, Callable[[bool], nn.Module]] = {

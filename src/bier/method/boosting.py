@@ -101,19 +101,28 @@ class BoostedLoss(nn.Module):
         self.shrinkage = shrinkage
         self.rates, _ = equations.boosting_rates(len(self.groups))
 
-    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Raw embeddings z (B, d) and integer labels (B,) -> scalar."""
-        return self.parts(z, labels).total
+    def forward(self, z: Tensor, labels: Tensor, indices_tuple: Any = None) -> Tensor:
+        """Raw embeddings z (B, d) and integer labels (B,) -> scalar.
 
-    def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
+        indices_tuple: what a miner of pytorch-metric-learning has chosen from z, as the trainers of the library pass
+        it; for a loss of that library, in place of `miner`.
+        """
+        return self.parts(z, labels, indices_tuple).total
+
+    def parts(self, z: Tensor, labels: Tensor, indices_tuple: Any = None) -> BoostedParts:
         """Raw embeddings z (B, d) and integer labels (B,) -> the loss and its parts."""
+        if indices_tuple is not None and (self.gather_distributed or not isinstance(self.loss, LibraryLoss)):
+            raise ConfigError(
+                "The 'indices_tuple' parameter goes with a loss of pytorch-metric-learning and without "
+                f"'gather_distributed'. Got {_name(self.loss)}, gather_distributed={self.gather_distributed} instead."
+            )
         if self.gather_distributed:
             z, labels = gather(z), gather(labels)
         _check_batch(z, labels, sum(self.groups))
         with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
             parts = _at_least_float32(z).split(self.groups, dim=1)
             if isinstance(self.loss, LibraryLoss):  # its own distance scales embeddings, where it wants them scaled
-                return _parts(self.loss(parts, labels))
+                return _parts(self.loss(parts, labels, indices_tuple))
             parts = [equations.unit_rows(f) for f in parts]
             if getattr(self.loss, "over", "pairs") == "triplets":
                 return self._over_triplets(parts, labels)

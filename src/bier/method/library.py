@@ -24,6 +24,7 @@ from bier.errors import ConfigError, needs
 from bier.method import equations
 
 Way: TypeAlias = Literal["pairs", "matrix", "proxies"]
+Mine: TypeAlias = Callable[[Tensor, Tensor], Any]  # embeddings, labels -> chosen pairs or triplets, or None for all
 Weights: TypeAlias = Mapping[str, Tensor]  # by the name of a term of the loss; one per pair, triplet or image
 
 _BASE = "it is a base class and computes nothing"
@@ -96,20 +97,27 @@ class LibraryLoss(nn.Module):
         self.miner = miner
         self.rates, _ = equations.boosting_rates(len(groups))
 
-    def forward(self, parts: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """M embeddings (B, d_m) and labels (B,) -> (M, 3): loss, mean weights of positive and of negative pairs."""
+    def forward(self, parts: Sequence[Tensor], labels: Tensor, mined: Any = None) -> Tensor:
+        """M embeddings (B, d_m) and labels (B,) -> (M, 3): loss, mean weights of positive and of negative pairs.
+
+        mined: pairs or triplets that were chosen already, for all learners.
+        """
         labels = labels.long()
+        mine = self._mine if mined is None else lambda *_: mined
         if not self.boost:
-            totals = [loss(f, labels, self._mined(f, labels)) for loss, f in zip(self.learners, parts, strict=True)]
+            totals = [loss(f, labels, mine(f, labels)) for loss, f in zip(self.learners, parts, strict=True)]
             return torch.stack([_row(total) for total in totals])
         boosted = {"pairs": self._reweighted, "matrix": self._by_gradient, "proxies": self._with_proxies}[self.way]
-        return torch.stack(boosted(parts, labels))
+        return torch.stack(boosted(parts, labels, mine))
 
-    def _reweighted(self, parts: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+    def _mine(self, f: Tensor, labels: Tensor) -> Any:
+        return None if self.miner is None else self.miner(f, labels)
+
+    def _reweighted(self, parts: Sequence[Tensor], labels: Tensor, mine: Mine) -> list[Tensor]:
         """Each value of a pair or a triplet is multiplied by its weight before the loss reduces the values to one."""
         rows, before = [], list[Tensor]()
         for loss, f in zip(self.learners, parts, strict=True):
-            chosen = _chosen(loss, self._mined(f, labels), labels)
+            chosen = _chosen(loss, mine(f, labels), labels)
             weights = _slopes(loss, equations.ensemble_vector(before, "sqrt"), labels, chosen) if before else {}
             with _reducing(loss, partial(_weight_of_term, weights)):
                 total = loss(f, labels, chosen)
@@ -117,17 +125,17 @@ class LibraryLoss(nn.Module):
             before.append(f.detach())
         return rows
 
-    def _by_gradient(self, parts: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+    def _by_gradient(self, parts: Sequence[Tensor], labels: Tensor, mine: Mine) -> list[Tensor]:
         """Eq. (7c): the loss at s^m, the learners before m held fixed."""
         rows, before = [], list[Tensor]()
         for loss, f in zip(self.learners, parts, strict=True):
             # The vector of the first m learners: the dot product of two of them is s^m of Eq. (6).
             vector = equations.ensemble_vector([*before, f], "sqrt")
-            rows.append(_row(loss(vector, labels, self._mined(vector, labels))))
+            rows.append(_row(loss(vector, labels, mine(vector, labels))))
             before.append(f.detach())
         return rows
 
-    def _with_proxies(self, parts: Sequence[Tensor], labels: Tensor) -> list[Tensor]:
+    def _with_proxies(self, parts: Sequence[Tensor], labels: Tensor, mine: Mine) -> list[Tensor]:
         """The weight of an image is 1 - p of its own class by the ensemble so far; weights are scaled to mean 1."""
         rows = []
         weight, running = torch.ones_like(labels, dtype=parts[0].dtype), torch.empty(0)
@@ -135,15 +143,12 @@ class LibraryLoss(nn.Module):
             if m:
                 weight = 1 - equations.own_probability(running, labels)
             with _weighing_images(loss, weight / weight.mean().clamp_min(torch.finfo(weight.dtype).tiny)):
-                total = loss(f, labels, self._mined(f, labels))
+                total = loss(f, labels, mine(f, labels))
             rows.append(_row(total, weight.mean(), weight.mean()))
             with torch.no_grad():
                 logits = _class_logits(loss, f)
                 running = torch.lerp(running, logits, rate) if m else logits  # Eq. (6)
         return rows
-
-    def _mined(self, f: Tensor, labels: Tensor) -> Any:
-        return None if self.miner is None else self.miner(f, labels)
 
 
 def _weight_of_term(weights: Weights, name: str, _: Any) -> Tensor | None:
