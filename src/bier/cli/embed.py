@@ -39,7 +39,8 @@ def embed(
     """Encode every image and write the vectors, with paths and labels beside them.
 
     FILE holds the tensors `vectors` (which `bier index` searches) and `raw` (which `bier evaluate --embeddings`
-    measures); the JSON file of the same name holds paths, labels, groups and the model. An interrupted command
+    measures), and paths, labels, groups and the model, under one checksum; the JSON file of the same name repeats
+    these for other programs. An interrupted command
     continues where it stopped when it is run again; images, boxes or models that have changed are encoded again.
     Under torchrun every process encodes its share of the images, on one machine or on several that share a disk.
 
