@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
@@ -47,7 +47,7 @@ NAMES = [
     b"{{7*7}} ${7*7} <%= 7*7 %>.png",
     b"a#b?c=d&e;f%2e%2e.png",
     b"\"quote'.png",
-    b"\\udce9.png",
+    b"literal\\xe9.png",  # looks like a name whose bytes are escaped
     "e\u0301 \u202e\U0001f37a.png".encode(),
 ]
 FOLDERS = [b"plain", b"caf\xe9", b"new\nline", b"{{7*7}}", b"%2e%2e"]
@@ -446,6 +446,7 @@ def requests_to_send() -> list[tuple[str, float, dict[str, Any], set[int]]]:
 async def loaded(url: str, seconds: float, tally: Any) -> dict[str, list[float]]:
     """Mixed requests from 64 connections, each from an address of its own; the times by name in milliseconds."""
     times: dict[str, list[float]] = defaultdict(list)
+    refused: Counter[int] = Counter()
     choices = requests_to_send()
     until = time.monotonic() + seconds
 
@@ -459,12 +460,17 @@ async def loaded(url: str, seconds: float, tally: Any) -> dict[str, list[float]]
                 answer = await client.request(**arguments)
                 times[name].append(1e3 * (time.perf_counter() - started))
                 limited = answer.status_code == 429
+                refused[answer.status_code] += limited or answer.status_code == 503
                 survived = limited or answer.status_code in right
                 if answer.status_code == 503:
                     survived &= answer.json()["error"]["code"] == "busy"
                 tally.case("server: mixed load", survived, note=f"{name}: {answer.status_code} {answer.text[:80]}")
 
     await asyncio.gather(*(one_client(number) for number in range(64)))
+    tally.remark(
+        f"server: in {seconds:g} s {refused[503]:,} uploads were refused by a full queue (503), "
+        f"{refused[429]:,} requests by the rate (429)"
+    )
     return times
 
 
@@ -507,7 +513,7 @@ def test_more_connections_than_files(served: dict[str, Any], tally: Any) -> None
 
 def test_names_that_are_no_text_on_the_command_line(served: dict[str, Any]) -> None:
     assert served["images"] == 65
-    assert httpx.get(f"{served['url']}/api/status").json()["title"] == "caf\\udce9"
+    assert httpx.get(f"{served['url']}/api/status").json()["title"] == "caf\\xe9"
     assert "left out: " in served["log"].read_text()
 
 

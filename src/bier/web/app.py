@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from bier.collection import Collection
 from bier.web import schema
 from bier.web.guard import Access, Guard, Limits, add_error_handlers
-from bier.web.service import Query, ResultRow, Service, valid_text
+from bier.web.service import Query, ResultRow, Service
 
 STATIC = Path(str(files("bier.web") / "static"))
 _YEAR = "private, max-age=31536000, immutable"
@@ -204,7 +204,7 @@ def _status(service: Service, limits: Limits, report: bool, version: str) -> sch
     prefixes, learners = (known["prefixes"], known["learners"]) if known else ([None] * len(groups),) * 2
     ends = [sum(groups[: m + 1]) for m in range(len(groups))]
     return schema.Status(
-        title=valid_text(collection.title),
+        title=collection.title,
         images=len(service),
         classes=service.classes,
         groups=list(groups),

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bier.collection import Collection
 from bier.errors import DataError
 from bier.evaluate.verification import kept_threshold
+from bier.files import name_text
 from bier.search import Id, Index
 from bier.search.rerank import MOST, search_reranked
 from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
@@ -57,11 +58,6 @@ class ThumbnailCache:
                 self._bytes += len(made.data)
             while self._bytes > self._most and self._known:
                 self._bytes -= len(self._known.popitem(last=False)[1].data)
-
-
-def valid_text(value: object) -> str:
-    """The text of an id or a label as JSON can hold it: bytes of a file name that are not UTF-8 are escaped."""
-    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 class Query(NamedTuple):
@@ -107,11 +103,11 @@ class Service:
         self.groups = self.store.groups
         self.ids: Sequence[Id] = self.store.ids
         labels = (entry.label for entry in self.store.entries(self.ids))
-        self.labels = [None if label is None else valid_text(label) for label in labels]
+        self.labels = [None if label is None else name_text(str(label)) for label in labels]
         self._row_of: dict[str, int] = {}  # by the name that the page uses
         self._name_of: dict[Id, str] = {}
         for row, one in enumerate(self.ids):
-            name = valid_text(one)
+            name = name_text(str(one))
             while name in self._row_of:  # "1" and 1, or a name that looks like another one escaped
                 name += "~"
             self._row_of[name], self._name_of[one] = row, name
