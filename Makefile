@@ -46,7 +46,7 @@ $(DOCS_READY): pyproject.toml | $(VENV)/bin/pip
 	@touch $@
 
 docs: $(DOCS_READY)  ## build the documentation as site/index.html; a link that leads nowhere is an error
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(USER_READY)  ## train a baseline and A-BIER on drawn characters, compare them, write a report (about 5 minutes)
 	$(BIN)/bier demo
