@@ -1,6 +1,6 @@
-"""The pictures of tutorial.md: python docs/screenshots.py RUN PHOTOS QUERY OUT
+"""The pictures of tutorial.md: python docs/screenshots.py INDEX QUERY OUT
 
-Starts `bier serve RUN --images PHOTOS`, uploads QUERY to the page in an installed Chromium, and writes OUT/*.png.
+Starts `bier serve INDEX`, uploads QUERY to the page in an installed Chromium, and writes OUT/tutorial-page.jpg.
 """
 
 import json
@@ -14,8 +14,8 @@ from playwright.sync_api import sync_playwright
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-def main(run: str, photos: str, query: str, out: str) -> None:
-    command = [sys.executable, "-m", "bier", "serve", run, "--images", photos, "--port", "0", "--json"]
+def main(index: str, query: str, out: str) -> None:
+    command = [sys.executable, "-m", "bier", "serve", index, "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -38,7 +38,7 @@ def take(url: str, query: Path, out: Path) -> None:
         page.locator("input[type=file]").first.set_input_files(query)
         page.locator(".tile").nth(20).wait_for()
         page.wait_for_load_state("networkidle")
-        page.screenshot(path=out / "tutorial-page.png")
+        page.screenshot(path=out / "tutorial-page.jpg", type="jpeg", quality=72)
         browser.close()
 
 
