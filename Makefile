@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench paper browser clean
+.PHONY: docs help setup demo test soak check bench paper browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -15,6 +15,7 @@ help:  ## list the targets
 # Two stamps: what the demo needs, and that plus all extras and the test tools. Each installs only what is missing.
 USER_READY := $(VENV)/.ready-user
 DEV_READY := $(VENV)/.ready-dev
+DOCS_READY := $(VENV)/.ready-docs
 
 setup: $(DEV_READY)  ## create .venv and install bier with all it needs for development (2 to 5 minutes)
 
@@ -39,6 +40,13 @@ $(USER_READY): pyproject.toml | $(VENV)/bin/pip
 $(DEV_READY): pyproject.toml | $(VENV)/bin/pip
 	$(call install,.[dev],bier and the test tools)
 	@touch $@ $(USER_READY)
+
+$(DOCS_READY): pyproject.toml | $(VENV)/bin/pip
+	$(call install,.[docs],bier and the tools of the documentation)
+	@touch $@
+
+docs: $(DOCS_READY)  ## build the documentation as site/index.html; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(USER_READY)  ## train a baseline and A-BIER on drawn characters, compare them, write a report (about 5 minutes)
 	$(BIN)/bier demo
@@ -69,4 +77,4 @@ browser:
 	    echo "no Chromium found: the tests of the web page will be skipped"; }
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

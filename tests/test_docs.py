@@ -1,0 +1,44 @@
+"""The documentation: the site builds strictly, and the folder itself reads well on a code host."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bier
+from bier.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_strictly_with_every_command_and_name(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    python = (tmp_path / "python" / "index.html").read_text(encoding="utf-8")
+    for name, home in bier._HOME.items():
+        assert f'id="{home}.{name}"' in python
+    commands = (tmp_path / "commands" / "index.html").read_text(encoding="utf-8")
+    for one in app.registered_commands:
+        assert f'id="bier-{one.callback.__name__}"' in commands
+    assert "bier train --resume runs/shop" in commands
+    assert "[bold]" not in commands
+    method = (tmp_path / "method" / "index.html").read_text(encoding="utf-8")
+    assert "<math" in method
+    assert "$" not in re.sub(r"<script.*?</script>", "", method, flags=re.DOTALL)
+    assert 'href="../python/#bier.method.losses.BinomialDeviance"' in method
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_are_wrapped_and_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose = [line for line in outside.splitlines() if not line.startswith(("|", "    ", "<"))]
+    if page.name != "results.md":  # parts of it are written by `bier paper show`
+        assert [line for line in prose if len(line) > 100] == []
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        assert (page.parent / target).exists(), target
