@@ -38,7 +38,7 @@ from bier.training.setup import (
 )
 
 # The recipe: the earliest stage from which LEAST_STEPS fit into the time, and more steps where there is time for them.
-# On held-out classes of CUB-200-2011 all stages of EfficientNet-Lite0 were no better than blocks.2 and what follows it at
+# On held-out classes of CUB-200-2011 all stages of EfficientNet-Lite0 were no better than blocks.2 and what follows at
 # equal length, and R@1 rose until step 250 to 300 of 300; see docs/training.md.
 LEAST_STEPS, MOST_STEPS = 500, 1_000
 VIEWS = 3  # of each image, where maps of the frozen stages are cached; 1 where there is no time for more
