@@ -1,4 +1,4 @@
-"""Does validation keep a good model? `python benchmarks/validation.py --data folder --root photos`.
+"""Does validation keep a good model? `python benchmarks/validation.py --data folder --root photos --out RUN`.
 
 Trains one run, keeps its model at every validation, measures each of them on the test classes, and compares the one
 that `bier train` keeps with the best of them. `--set NAME=VALUE` changes settings, as in `bier train`; results of a run
@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import tempfile
 from datetime import date
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from bier.evaluate.dataset import assess, assess_untrained
 from bier.training import resolve, train
 from bier.training.run_folder import CONFIG, model_folder, read_metrics
 
+SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 MOST_BELOW = 0.5
 
 
@@ -44,20 +46,27 @@ def measured(run: Path, steps: list[int], cache: Path | None) -> dict[int, tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="folder")
-    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--root", type=Path, default=SHARED / "grocery")
     parser.add_argument("--method", default="a-bier")
-    parser.add_argument("--out", type=Path, required=True, help="the run folder")
+    parser.add_argument("--out", type=Path, help="the run folder, which is then kept")
     parser.add_argument("--cache", type=Path, help="where decoded pixels and maps are kept")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
+    if not options.root.exists():
+        print(f"There are no pictures at {options.root}: nothing was measured. Name a folder with --root.")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options, options.out or Path(folder) / "run")
 
+
+def measure(options: argparse.Namespace, out: Path) -> None:
     settings = parse_settings(options.set) | {"data.root": str(options.root), "data.cache": str(options.cache or "")}
     config = resolve(options.method, options.data, settings)
     every = config.train.validate_every
     steps = [*range(every, config.train.steps, every), config.train.steps]
-    done = train(config, options.out, resume=(options.out / CONFIG).is_file(), snapshots=steps)
-    validation = {row["step"]: row for row in read_metrics(options.out) if "validation" in row}
-    test = measured(options.out, [0, *steps], options.cache)
+    done = train(config, out, resume=(out / CONFIG).is_file(), snapshots=steps)
+    validation = {row["step"]: row for row in read_metrics(out) if "validation" in row}
+    test = measured(out, [0, *steps], options.cache)
 
     print(f"{options.data}, {config.model.backbone}, {options.method}, seed {config.seed}, {config.train.steps} steps")
     print(f"torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores, {date.today()}")
