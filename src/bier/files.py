@@ -191,12 +191,13 @@ def check_files(folder: Path, needed: str) -> None:
 def locked(folder: Path, what: str) -> Iterator[None]:
     """Hold the lock of a folder, which is created for it; a BusyError where another process holds it.
 
-    what: what the other process is doing, for the message. A folder that was created and is
-    still empty at the end is removed.
+    what: what the other process is doing, for the message. Folders that were created and are still empty at the end are
+    removed.
     """
     from filelock import FileLock, Timeout
 
-    existed, lock = folder.exists(), FileLock(folder / LOCK, timeout=0)
+    created = [one for one in (folder, *folder.parents) if not one.exists()]
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -210,9 +211,9 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         # While it is held: whoever has just opened the file finds that it has no name any more, and takes no lock.
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-        if not existed:
-            with suppress(OSError):
-                folder.rmdir()
+        with suppress(OSError):
+            for one in created:
+                one.rmdir()
 
 
 # Writing

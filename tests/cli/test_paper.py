@@ -31,6 +31,7 @@ def test_list(cli: Cli) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")  # HistogramLoss
 def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
     out_folder = tmp_path / "out"
     code, out, said = cli("paper", "run", "all", "--budget", "smoke", "--out", out_folder, "--json")

@@ -43,6 +43,7 @@ def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Pat
         "validation": None,
         "untrained": None,
         "planned_seconds": None,
+        "skipped": [],
     }
     config = Config.from_toml(run / "config.toml")
     assert (config.method, config.data.root, config.train.steps) == ("bier", str(features_file), 4)
