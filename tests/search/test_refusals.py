@@ -26,7 +26,7 @@ VECTORS = np.random.default_rng(0).normal(size=(9, sum(GROUPS))).astype(np.float
         ({"labels": [[]] * 5}, "strings or whole numbers"),
         ({"metadata": [1] * 5}, "mappings or None"),
         ({"kind": "ivf"}, "must be one of"),
-        ({"effort": 10}, "at least 64"),
+        ({"effort": 10}, "from 64 to 65536"),
     ],
 )
 def test_bad_collections_are_refused(change: dict, message: str) -> None:
