@@ -136,7 +136,9 @@ def test_shrinkage_is_for_binomial_deviance_only(loss: PairLoss) -> None:
 
 
 def test_a_reweighting_that_does_not_exist() -> None:
-    with pytest.raises(ConfigError, match=r"'boosting' parameter must be one of \('eta', 'shrinkage'\). Got 'gentle'"):
+    with pytest.raises(
+        ConfigError, match=r"'boosting' parameter must be one of \('eta', 'shrinkage', 'gradient'\). Got 'gentle'"
+    ):
         BoostedLoss(GROUPS, boosting="gentle")  # type: ignore[arg-type]
 
 
