@@ -96,6 +96,12 @@ def test_ties_go_to_the_later_step_and_count_for_patience() -> None:
         "validation": {"step": 6, "recall": 66.0, "map": 50.0},
         "untrained": {"recall": 60.0, "map": 40.0},
     }
+    near = TrainerState()
+    for step, value in [(0, 50.0), (3, 49.9), (6, 50.1), (9, 49.9), (12, 49.7)]:  # each near the one before
+        near.step = step
+        near.record_validation(Scores(60.0, value))
+        assert near.best_step == {0: 0, 3: 0, 6: 6, 9: 9, 12: 9}[step]
+    assert (near.best_value, near.stale) == (50.1, 2)
     first = TrainerState()
     for step in (3, 6):
         first.step = step

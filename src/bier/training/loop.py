@@ -67,27 +67,36 @@ class Run(NamedTuple):
     skipped: tuple[Broken, ...] = ()
 
 
+TIE = 0.25  # points of MAP@R that a few validation classes cannot tell apart; see docs/training.md
+
+
 @dataclass
 class TrainerState:
     """The current step and the best validation so far."""
 
     step: int = 0
     best_step: int | None = None
-    best_value: float | None = None
+    best_value: float | None = None  # the highest so far; that of the best step, or up to TIE above it
     stale: int = 0  # validations since the best
     best: dict[str, float] = field(default_factory=dict)  # all scores of the best step; absent in older checkpoints
     untrained: dict[str, float] = field(default_factory=dict)  # those of step 0
 
     def record_validation(self, scores: Scores) -> None:
-        """The best by MAP@R, the later of equals; by R@1, the first of equals, where MAP@R was not asked for."""
+        """The best by MAP@R, the latest within TIE of it; by R@1, the first of equals, where MAP@R was not asked for.
+
+        No tie with the untrained backbone: what is kept in its place must be better, or as good.
+        """
         by_map = scores.map_at_r is not None
         value = scores.map_at_r if scores.map_at_r is not None else scores.recall
         better = self.best_value is None or value > self.best_value
         if self.step == 0:
             self.untrained = scores.named()
         self.stale = 0 if better else self.stale + 1
-        if better or (by_map and value == self.best_value):
-            self.best_step, self.best_value, self.best = self.step, value, scores.named()
+        if better:
+            self.best_value = value
+        tie = by_map and value >= (self.best_value or 0.0) - (TIE if self.best_step else 0.0)
+        if better or tie:
+            self.best_step, self.best = self.step, scores.named()
 
     def found(self) -> dict[str, Any]:
         """What the model keeps about its validation."""
