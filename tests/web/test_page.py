@@ -58,6 +58,7 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     made.on("pageerror", lambda error: errors.append(str(error)))
     made.on("request", lambda request: asked.append(request.url))
     made.goto(address)
+    made.wait_for_selector("#about:not(:empty)")  # its script has asked the server what it shows
     yield made
     context.close()
     assert not errors
