@@ -30,11 +30,15 @@ def test_list(cli: Cli) -> None:
     assert "embedding-size" in said
 
 
+OF_THE_PAPER = [name for name in EXPERIMENTS if name not in ("peers", "tried")]
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")  # HistogramLoss
-def test_all_of_it_with_the_smoke_budget(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [pytest.param(["all"], marks=pytest.mark.slow, id="all"), OF_THE_PAPER])
+def test_all_of_it_with_the_smoke_budget(names: list[str], cli: Cli, tmp_path: Path) -> None:
     out_folder = tmp_path / "out"
-    code, out, said = cli("paper", "run", "all", "--budget", "smoke", "--out", out_folder, "--json")
+    code, out, said = cli("paper", "run", *names, "--budget", "smoke", "--out", out_folder, "--json")
     assert code == 0, said
     result = json.loads(out)
     assert list(result["missing"]) == ["cars", "cars-cropped", "sop", "inshop", "vehicleid"]

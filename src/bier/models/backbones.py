@@ -1,16 +1,17 @@
-"""Backbones by name, and the small ones that are trained from scratch."""
+"""Backbones by name, and the small ones that are trained from scratch.
+
+timm is imported where one of its models is built: importing it takes longer than importing torch.
+"""
 
 from difflib import get_close_matches
 from pathlib import Path
 
-import timm
 from torch import nn
 
 from bier.errors import ModelError
 from bier.models.backbone import Backbone
 from bier.models.googlenet import NAME as GOOGLENET
 from bier.models.googlenet import googlenet
-from bier.models.timm_models import LITE, from_timm, lite
 
 # Mean and deviation of the training pixels of CIFAR-10, in RGB.
 CIFAR_MEAN = (125.3, 123.0, 113.9)
@@ -71,6 +72,7 @@ def identity(features: int) -> Backbone:
 
 __all__ = ["NAMES", "Backbone", "build_backbone"]
 
+LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 # Those that timm does not have; every model of timm is a name too.
 NAMES = ("conv4", *LITE, GOOGLENET, "cifar10-quick", "cifar10-quick-wider", "features")
 
@@ -134,6 +136,10 @@ def _named(
         return identity(features)
     if name == GOOGLENET:
         return googlenet(pretrained=pretrained, weights=weights)
+    import timm
+
+    from bier.models.timm_models import from_timm, lite
+
     if name in LITE:
         return lite(name, pretrained=pretrained, weights=weights, pool=pool)
     if not timm.is_model(name):
@@ -142,6 +148,8 @@ def _named(
 
 
 def _nearest(name: str) -> str:
+    import timm
+
     known = sorted({*NAMES, *timm.list_models()})
     near = get_close_matches(name, known, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(near)}?" if near else f" bier's own are {', '.join(NAMES)}."

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bier.errors import ModelError
 from bier.models.backbone import Backbone, autocast
-from bier.models.backbones import FROM_SCRATCH, build_backbone
+from bier.models.backbones import FROM_SCRATCH, LITE, build_backbone
 from bier.models.googlenet import NAME as GOOGLENET
-from bier.models.timm_models import LITE, is_cached, package_of
+from bier.models.timm_models import is_cached, package_of
 
 OWN = (*LITE, GOOGLENET, *FROM_SCRATCH)
 # Weights that are worth a first try, by family; `bier backbones PATTERN` shows all others of timm.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bier.errors import ModelError
 from bier.models.backbone import Backbone
+from bier.models.backbones import LITE
 
 
 class Link(NamedTuple):
@@ -252,9 +253,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
             f" (first: {(missing + wrong)[0]})."
         )
     model.load_state_dict({key: weights[key] for key in own})
-
-
-LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 
 
 def lite(name: str, *, pretrained: bool, weights: Path | None, pool: str = "") -> Backbone:
