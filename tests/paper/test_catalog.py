@@ -100,8 +100,10 @@ def test_the_default_backbone_is_a_block_of_the_main_table() -> None:
         config_of(named("summary", label), MAIN) for label in ("Baseline", "EfficientNet-Lite0, baseline")
     )
     assert (googlenet.model.backbone, googlenet.model.trainable_from) == ("googlenet-bvlc", "inception_4a")
-    assert (lite.model.backbone, lite.model.trainable_from) == ("efficientnet_lite0", "blocks.3")
-    assert googlenet.train == lite.train
+    assert (lite.model.backbone, lite.model.trainable_from) == ("efficientnet_lite0", "blocks.2")
+    assert (lite.train.learning_rate, lite.train.embedding_factor) == (3e-5, 10.0)
+    assert choices(named("summary", "EfficientNet-Lite0, A-BIER"), MAIN) == ()
+    assert len(choices(named("summary", "Baseline"), MAIN)) == 2
     assert config_of(named("summary", "Baseline"), SHORT).model.trainable_from == "inception_4c"
 
 
