@@ -195,3 +195,15 @@ def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Pa
             assert (code, out) == (2, ""), arguments
             assert message in err
             assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
+def test_a_worker_that_does_not_start(
+    run: Path, pictures: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """The server ends before it gives its address, in one line."""
+    monkeypatch.setattr(sys, "executable", program)
+    code, out, err = cli("serve", run, "--images", pictures, "--port", "0", "--json")
+    assert (code, out) == (2, ""), err
+    assert "needs worker processes that decode pictures" in err
+    assert len(err.strip().splitlines()) == 1

@@ -1,9 +1,10 @@
 """The figures of the reliability suite: every family of cases says how many it tried, survived and lost data in.
 
-`make test` runs a short form of each family, `make soak` (BIER_SOAK=1) the long one:
+`make test` runs a short form of each family, `make soak` (BIER_SOAK=1) the long one. `make soak SHARE=0.1`
+(BIER_SOAK=0.1) tries a tenth of the cases of the long form, and never fewer than the short one:
 
-    def test_truncations(tally, soak):
-        for length in range(0, size, 1 if soak else 97):
+    def test_truncations(tally, how_many):
+        for length in random.sample(range(size), how_many(short=40, long=4096)):
             tally.case("truncated models", survived=refused_in_one_line(length), lost=False)
 
 The test that used `tally` fails at its end if a case did not survive or lost data; `note` tells which.
@@ -26,7 +27,8 @@ from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
 
-SOAK = os.environ.get("BIER_SOAK", "") not in ("", "0")
+SHARE = float(os.environ.get("BIER_SOAK") or 0)  # of the cases of the long form; 0: the short form
+SOAK = SHARE > 0
 COLUMNS = ("tried", "survived", "data lost")
 figures: dict[str, Counter[str]] = {}
 remarks: list[str] = []
@@ -135,11 +137,18 @@ def soak() -> bool:
     return SOAK
 
 
+@pytest.fixture(scope="session")
+def how_many() -> Callable[[int, int], int]:
+    """`how_many(short, long)`: the number of cases to try."""
+    return lambda short, long: max(short, round(SHARE * long))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not figures and not remarks:
         return
     width = max([len(name) for name in figures] + [len("all")])
-    terminalreporter.section("reliability, long form" if SOAK else "reliability, short form")
+    share = "" if SHARE in (0, 1) else f", {SHARE:.0%} of the cases"
+    terminalreporter.section(f"reliability, {'long' if SOAK else 'short'} form{share}")
     terminalreporter.write_line(" ".join(["cases".ljust(width), *(column.rjust(10) for column in COLUMNS)]))
     total: Counter[str] = Counter()
     for counts in figures.values():

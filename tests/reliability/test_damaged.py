@@ -25,16 +25,16 @@ from bier.search import Index, embeddings, read_embeddings
 from bier.training import resolve
 from bier.training.run_folder import read_checkpoint
 
+HowMany = Callable[[int, int], int]
 VECTORS = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
 ABOUT = {"paths": [f"{n}.jpg" for n in range(12)], "labels": ["a", "b"] * 6, "groups": [2, 4], "weighting": "sqrt"}
 
 
-def damaged(content: bytes, few: int, soak: bool, draw: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Truncations (all of them in the long form, up to 4,096) and flips of one to three bits."""
-    most = 4096 if soak else few
-    for length in sorted(draw.sample(range(len(content)), min(most, len(content)))):
+def damaged(content: bytes, cuts: int, flips: int, draw: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Truncations and flips of one to three bits."""
+    for length in sorted(draw.sample(range(len(content)), min(cuts, len(content)))):
         yield f"cut to {length}", content[:length]
-    for _ in range(2000 if soak else few):
+    for _ in range(flips):
         changed, places = (
             bytearray(content),
             draw.sample(range(len(content)), min(draw.choice((1, 1, 3)), len(content))),
@@ -47,14 +47,21 @@ def damaged(content: bytes, few: int, soak: bool, draw: random.Random) -> Iterat
 
 
 def attack(
-    tally: Any, family: str, folder: Path, answer: Callable[[], bytes], soak: bool, few: int = 20, redone: bool = False
+    tally: Any,
+    family: str,
+    folder: Path,
+    answer: Callable[[], bytes],
+    how_many: HowMany,
+    few: int = 20,
+    redone: bool = False,
 ) -> None:
     """Damage each file of a folder in turn. redone: damage must go unnoticed, since what is damaged is made again."""
     expected = answer()
+    cuts, flips = how_many(few, 4096), how_many(few, 2000)
     draw = random.Random(0)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = file.read_bytes()
-        for what, changed in damaged(content, few, soak, draw) if content else ():
+        for what, changed in damaged(content, cuts, flips, draw) if content else ():
             file.write_bytes(changed)
             survived, lost, note = True, False, f"{file.name} {what}"
             try:
@@ -73,7 +80,7 @@ def digest(*arrays: Any) -> bytes:
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).digest()
 
 
-def test_models(tally: Any, soak: bool, tmp_path: Path) -> None:
+def test_models(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Model(build_backbone("features", features=6), EmbeddingEnsemble(6, (2, 4)), metadata={"data": "x"})
     model.save(tmp_path / "model")
@@ -82,10 +89,10 @@ def test_models(tally: Any, soak: bool, tmp_path: Path) -> None:
         loaded = bier.load(tmp_path / "model")
         return digest(loaded.encode(VECTORS)) + json.dumps(loaded.metadata).encode()
 
-    attack(tally, "damaged models", tmp_path / "model", answer, soak, few=100)
+    attack(tally, "damaged models", tmp_path / "model", answer, how_many, few=100)
 
 
-def test_checkpoints(tally: Any, soak: bool, features_file: Path, tmp_path: Path) -> None:
+def test_checkpoints(tally: Any, how_many: HowMany, features_file: Path, tmp_path: Path) -> None:
     settings = {"data.root": str(features_file), "model.embedding": 6, "diversity.hidden": 4, "train.steps": 2}
     settings |= {"train.batch_classes": 2, "train.batch_images": 2}
     run = bier.train(resolve("a-bier", "features", settings), tmp_path / "run").folder
@@ -95,7 +102,7 @@ def test_checkpoints(tally: Any, soak: bool, features_file: Path, tmp_path: Path
         weights = [value.numpy() for _, value in sorted(state.objective.items())]
         return digest(*weights, state.random["cpu"].numpy()) + repr((state.trainer, state.sampler)).encode()
 
-    attack(tally, "damaged checkpoints", run / "checkpoints" / "step-2", answer, soak, few=60)
+    attack(tally, "damaged checkpoints", run / "checkpoints" / "step-2", answer, how_many, few=60)
 
 
 def write_embeddings(out: Path) -> None:
@@ -105,7 +112,7 @@ def write_embeddings(out: Path) -> None:
     writer.finish(ABOUT)
 
 
-def test_embeddings(tally: Any, soak: bool, tmp_path: Path) -> None:
+def test_embeddings(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     out = tmp_path / "e" / "v.safetensors"
     write_embeddings(out)
 
@@ -114,10 +121,10 @@ def test_embeddings(tally: Any, soak: bool, tmp_path: Path) -> None:
         words = (known.paths, known.labels, known.groups, known.model, known.root, known.weighting)
         return digest(known.vectors, known.raw) + repr(words).encode()
 
-    attack(tally, "damaged embeddings", out.parent, answer, soak, few=100)
+    attack(tally, "damaged embeddings", out.parent, answer, how_many, few=100)
 
 
-def test_shards_are_computed_again(tally: Any, soak: bool, tmp_path: Path) -> None:
+def test_shards_are_computed_again(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     out = tmp_path / "v.safetensors"
 
     def begun() -> embeddings.EmbeddingsWriter:
@@ -134,11 +141,11 @@ def test_shards_are_computed_again(tally: Any, soak: bool, tmp_path: Path) -> No
         return digest(read_embeddings(out).vectors)
 
     begun()
-    attack(tally, "damaged shards", out.with_suffix(".parts"), answer, soak, redone=True)
+    attack(tally, "damaged shards", out.with_suffix(".parts"), answer, how_many, redone=True)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_indexes(tally: Any, soak: bool, tmp_path: Path, kind: Any) -> None:
+def test_indexes(tally: Any, how_many: HowMany, tmp_path: Path, kind: Any) -> None:
     built = Index.build(VECTORS, ABOUT["paths"], (2, 4), ABOUT["labels"], [{"n": 1}] * 12, kind, about={"model": {}})
     built.save(tmp_path / "index")
 
@@ -147,10 +154,10 @@ def test_indexes(tally: Any, soak: bool, tmp_path: Path, kind: Any) -> None:
         found = index.search(VECTORS, 3)
         return digest(found.scores) + repr((found.ids.tolist(), index.entries(index.ids), index.about)).encode()
 
-    attack(tally, f"damaged indexes, {kind}", tmp_path / "index", answer, soak, few=40)
+    attack(tally, f"damaged indexes, {kind}", tmp_path / "index", answer, how_many, few=40)
 
 
-def test_prepared_pixels_are_read_again(tally: Any, soak: bool, tmp_path: Path) -> None:
+def test_prepared_pixels_are_read_again(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     """A cache is no source of truth: whatever happens to it, the pixels are those of the pictures."""
     paths = [tmp_path / f"{number}.png" for number in range(4)]
     for number, path in enumerate(paths):
@@ -162,7 +169,7 @@ def test_prepared_pixels_are_read_again(tally: Any, soak: bool, tmp_path: Path) 
         return digest(*(dataset.prepared(number) for number in range(4)))
 
     answer()
-    attack(tally, "damaged pixel caches", tmp_path / "cache", answer, soak, few=40, redone=True)
+    attack(tally, "damaged pixel caches", tmp_path / "cache", answer, how_many, few=40, redone=True)
 
 
 def test_a_cache_of_an_earlier_version_gets_its_sums(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bier.images.decode import _known_formats
 from bier.search import read_embeddings
 
 Attack = Callable[..., Any]
+HowMany = Callable[[int, int], int]
 PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3), dtype=np.uint8))
 
 
@@ -108,20 +109,20 @@ def read(data: bytes, tally: Any, name: str, note: str) -> None:
         tally.case(name, survived=image.mode == "RGB", note=note)
 
 
-def test_mutations_of_every_format(tally: Any, soak: bool) -> None:
+def test_mutations_of_every_format(tally: Any, how_many: HowMany) -> None:
     for number, (form, whole) in enumerate(formats().items()):
-        for case, data in enumerate(mutations(whole, 600 if soak else 24, seed=number)):
+        for case, data in enumerate(mutations(whole, how_many(24, 600), seed=number)):
             read(data, tally, "mutated images, read", f"{form} {case}")
 
 
 def test_a_folder_of_mutations_and_strangers(
-    attack: Attack, tally: Any, soak: bool, small_run: Path, photos: Path, tmp_path: Path
+    attack: Attack, tally: Any, how_many: HowMany, small_run: Path, photos: Path, tmp_path: Path
 ) -> None:
     """Through the commands: what cannot be read is listed, the rest is encoded, and nothing else is said."""
     hostile = photos / "hostile"
     hostile.mkdir()
     for number, (form, whole) in enumerate(formats().items()):
-        for case, data in enumerate(mutations(whole, 60 if soak else 12, seed=1000 + number)):
+        for case, data in enumerate(mutations(whole, how_many(12, 60), seed=1000 + number)):
             (hostile / f"{form} {case}.jpg").write_bytes(data)  # all by a wrong name: the content decides
     for name, data in strangers().items():
         (hostile / f"{name}.png").write_bytes(data)

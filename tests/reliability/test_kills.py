@@ -22,9 +22,11 @@ QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @pytest.mark.timeout(7200)
-def test_killed_commands_end_as_if_nothing_had_happened(tally: Any, soak: bool, tmp_path: Path) -> None:
+def test_killed_commands_end_as_if_nothing_had_happened(
+    tally: Any, how_many: Callable[[int, int], int], tmp_path: Path
+) -> None:
     script = Path(__file__).with_name("killed_commands.py")
-    kills = 50 if soak else 4
+    kills = how_many(4, 50)
     arguments = [sys.executable, script, tmp_path, kills, 0, "train", "embed", "index", "paper"]
     done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, env=QUIET, check=False)
     assert done.returncode == 0, done.stderr

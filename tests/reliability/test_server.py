@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -35,6 +35,7 @@ from bier.web.app import create_app
 from bier.web.guard import Access, Limits
 from bier.web.server import create_server
 
+HowMany = Callable[[int, int], int]
 GENEROUS = Limits(rate=1e6, burst=1e6)
 SCRIPT = "<img src=x onerror=alert(1)>"
 # Names of folders and files as bytes: not UTF-8, line breaks, markup, templates, and what means something in addresses.
@@ -178,7 +179,7 @@ def test_nothing_from_a_request_is_repeated_as_markup_or_header(collection: Coll
         tally.case("server: injection", survived, note=f"{start + text!r} gave {status} {body[:80]!r}")
 
 
-def test_the_interface_keeps_its_own_description(collection: Collection, tally: Any, soak: bool) -> None:
+def test_the_interface_keeps_its_own_description(collection: Collection, tally: Any, how_many: HowMany) -> None:
     """schemathesis draws requests from /openapi.json, good and bad, and checks every response against it."""
     schemathesis = pytest.importorskip("schemathesis")
     from schemathesis.specs.openapi import checks
@@ -188,7 +189,7 @@ def test_the_interface_keeps_its_own_description(collection: Collection, tally: 
         *(checks.response_schema_conformance, checks.response_headers_conformance),
     ]
     few = settings(
-        max_examples=100 if soak else 12,
+        max_examples=how_many(12, 100),
         deadline=None,
         derandomize=True,
         database=None,
@@ -250,7 +251,7 @@ def test_a_slow_picture_is_stopped_and_others_are_answered(collection: Collectio
         tally.case("server: beside a slow picture", upload(client, good).status_code == 200)
 
 
-def test_pictures_of_every_kind_of_damage(client: TestClient, tally: Any, soak: bool) -> None:
+def test_pictures_of_every_kind_of_damage(client: TestClient, tally: Any, how_many: HowMany) -> None:
     draw = random.Random(0)
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
     whole = {form: encoded(photo, form) for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "TGA")}
@@ -263,7 +264,7 @@ def test_pictures_of_every_kind_of_damage(client: TestClient, tally: Any, soak: 
         b"\xff\xd8\xff\xd9",
     ]
     for data in whole.values():
-        for _ in range(40 if soak else 4):
+        for _ in range(how_many(4, 40)):
             flipped = bytearray(data)
             for _ in range(draw.randint(1, 20)):
                 flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)

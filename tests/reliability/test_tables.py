@@ -19,6 +19,7 @@ from bier.errors import BierError, DataError
 from bier.search import read_embeddings
 
 Attack = Callable[..., Any]
+HowMany = Callable[[int, int], int]
 GOOD = "photos/class 0/0.png"
 BOXED = "path,label,x1,y1,x2,y2\n"
 TABLES: dict[str, tuple[str | bytes, str]] = {
@@ -73,7 +74,7 @@ def test_malformed_tables(attack: Attack, tally: Any, small_run: Path, photos: P
     tally.case("malformed tables", ended.code == 2 and one, note=f"{name}: {ended}")
 
 
-def test_parquet(attack: Attack, tally: Any, soak: bool, small_run: Path, photos: Path, tmp_path: Path) -> None:
+def test_parquet(attack: Attack, tally: Any, how_many: HowMany, small_run: Path, photos: Path, tmp_path: Path) -> None:
     table, out = tmp_path / "images.parquet", tmp_path / "v.safetensors"
 
     def refused(name: str) -> None:
@@ -102,7 +103,7 @@ def test_parquet(attack: Attack, tally: Any, soak: bool, small_run: Path, photos
     listed = list_images(table)
     assert (listed.ids, listed.label_names()) == ((GOOD,), ["k1"])
     whole, random = table.read_bytes(), np.random.default_rng(0)
-    for number in range(400 if soak else 40):
+    for number in range(how_many(40, 400)):
         data = bytearray(whole)
         for place in random.integers(0, len(data), 1 + number % 4):
             data[place] ^= 1 << int(random.integers(0, 8))

@@ -4,6 +4,8 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlencode
@@ -96,15 +98,7 @@ def serve(
         app = _application(used, collection, access)
         shown = "localhost" if host in _EVERY_ADDRESS else host
         url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
-        if json:
-            groups = list(collection.store.groups)
-            said = {"url": url, "images": len(collection.store), "groups": groups, "title": collection.title}
-            emit({**said, "token": access.token})
-        entrance = url if access.token is None else f"{url}/?{urlencode({'token': access.token})}"
-        say(f"{len(collection.store):,} images at {entrance} (Ctrl-C stops)")
-        if not _is_loopback(host):
-            say("Other machines can open this address. It has the token; the connection is not encrypted.")
-        _run(app, listening)
+        _run(app, listening, partial(_announce, collection, url, access, _is_loopback(host), json))
 
 
 def _collection(
@@ -182,13 +176,25 @@ def _application(run: "Path | Untrained", collection: "Collection", access: "Acc
     return create_app(collection, report=report, access=access, version=secrets.token_hex(4))
 
 
-def _run(app: "FastAPI", listening: socket.socket) -> None:
+def _announce(collection: "Collection", url: str, access: "Access", loopback: bool, as_json: bool) -> None:
+    """Say where the page is."""
+    if as_json:
+        groups = list(collection.store.groups)
+        said = {"url": url, "images": len(collection.store), "groups": groups, "title": collection.title}
+        emit({**said, "token": access.token})
+    entrance = url if access.token is None else f"{url}/?{urlencode({'token': access.token})}"
+    say(f"{len(collection.store):,} images at {entrance} (Ctrl-C stops)")
+    if not loopback:
+        say("Other machines can open this address. It has the token; the connection is not encrypted.")
+
+
+def _run(app: "FastAPI", listening: socket.socket, ready: Callable[[], None]) -> None:
     from bier.memory import return_memory
     from bier.web.server import create_server
 
     return_memory()  # encoding the collection has let the process keep what it frees
     try:
-        create_server(app).run(sockets=[listening])
+        create_server(app, ready=ready).run(sockets=[listening])
     except KeyboardInterrupt:
         say("Stopped. The same command starts it again.")
         sys.stderr.flush()

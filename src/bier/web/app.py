@@ -73,13 +73,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.warm_up()
         yield
         service.close()
 
     # FastAPI's own documentation pages load scripts from other servers; /openapi.json works with any viewer.
     app = FastAPI(title="bier", docs_url=None, redoc_url=None, lifespan=lifespan, responses=_ERRORS)
     app.router.route_class = _OneFileRoute
+    app.state.warm_up = service.warm_up  # for `create_server`, which can report an error in one line
     has_report = report is not None and (report / "index.html").is_file()
     _add_api(app, service, bounds, _status(service, bounds, has_report, version))
     add_error_handlers(app)

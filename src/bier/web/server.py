@@ -6,6 +6,8 @@ for ever, and with as many of these as the process may open files, nobody is ans
 """
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import ClassVar
 
@@ -19,8 +21,30 @@ _BACKLOG = 64  # asyncio accepts so many connections in one go, before any of th
 _SHUTDOWN = 3  # seconds that running requests get when the server is stopped
 
 
-def create_server(app: FastAPI, connections: int | None = None, head_seconds: float = HEAD_SECONDS) -> uvicorn.Server:
-    """A server for the app that holds at most so many connections, by default as many as its files allow."""
+class Server(uvicorn.Server):
+    """Warms the app up before it accepts connections. An error of it leaves `run`, where uvicorn would log it."""
+
+    def __init__(self, config: uvicorn.Config, warm_up: Callable[[], Awaitable[None]], ready: Callable[[], None]):
+        super().__init__(config)
+        self._warm_up, self._ready = warm_up, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._warm_up()
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def create_server(
+    app: FastAPI,
+    connections: int | None = None,
+    head_seconds: float = HEAD_SECONDS,
+    ready: Callable[[], None] = lambda: None,
+) -> Server:
+    """A server for an app of `create_app`; `ready` is called when it answers.
+
+    It holds at most so many connections, by default as many as its files allow.
+    """
     most = _connection_limit() if connections is None else connections
 
     class Protocol(BoundedProtocol):
@@ -37,7 +61,7 @@ def create_server(app: FastAPI, connections: int | None = None, head_seconds: fl
         backlog=_BACKLOG,
         timeout_graceful_shutdown=_SHUTDOWN,
     )
-    return uvicorn.Server(config)
+    return Server(config, app.state.warm_up, ready)
 
 
 def _connection_limit() -> int:

@@ -18,7 +18,7 @@ from fastapi import UploadFile
 from numpy.typing import NDArray
 
 from bier.collection import Collection
-from bier.errors import DataError
+from bier.errors import BierError, DataError
 from bier.evaluate.verification import kept_threshold
 from bier.files import name_text
 from bier.search import Id, Index
@@ -134,11 +134,22 @@ class Service:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def warm_up(self) -> None:
-        """Encode one picture and start a worker, so that the first upload does not wait for either."""
+        """Encode one picture and start a worker, so that the first upload does not wait for either.
+
+        A BierError where no worker can be started: such a server could show no picture.
+        """
         white = np.full((64, 64, 3), 255, np.uint8)
         self.collection.model.encode([white], workers=0)
-        if isinstance(await self._in_process(self._drawing, draw, white, None, 64), str):
-            raise RuntimeError("A worker process that decodes pictures could not be started.")
+        try:
+            made = await self._in_process(self._drawing, draw, white, None, 64)
+            reason = "it ended or did not answer in time" if isinstance(made, str) else ""
+        except ApiError as error:
+            reason = str(error.__cause__)
+        if reason:
+            raise BierError(
+                f"The server needs worker processes that decode pictures. One could not be started: {reason}; "
+                "the memory or the number of processes may be limited."
+            )
 
     def browse(self, count: int, seed: int, label: str = "") -> tuple[int, list[tuple[str, str | None]]]:
         """How many images have this text in their label, and some of them in an order that the seed fixes."""
@@ -220,6 +231,8 @@ class Service:
                     return await anyio.to_process.run_sync(job, cancellable=True, limiter=self._processes)
             except (TimeoutError, BrokenWorkerProcess):
                 return "too_slow"
+            except OSError as error:  # no process can be started
+                raise ApiError(503, "busy", "No more pictures can be read now. Try again in a moment.") from error
 
     def _refused(self, why: Refusal) -> ApiError:
         if why == "too_many_pixels":
