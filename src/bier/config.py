@@ -15,10 +15,12 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from bier import files
 from bier.errors import ConfigError
 from bier.method import defaults
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
+_NOT_SETTINGS = (*RECORDS, files.CHECKSUM)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # ours; all others are the library's
 LIMITS = (("at least", "ge"), ("at most", "le"))
@@ -276,7 +278,9 @@ class Config(Section):
         return self.model.groups
 
     def to_toml(self, records: Mapping[str, Mapping[str, Any]] | None = None) -> str:
-        return tomli_w.dumps({**self.model_dump(), **(records or {})})
+        """As a file: every setting. With `records`, as the config.toml of a run, which has a checksum."""
+        text = tomli_w.dumps({**self.model_dump(), **(records or {})})
+        return f'{files.CHECKSUM} = "{_checksum(tomllib.loads(text))}"\n{text}' if records else text
 
     @classmethod
     def from_toml(cls, path: Path) -> "Config":
@@ -288,11 +292,18 @@ class Config(Section):
             raise ConfigError(f"{path} is not valid TOML: {error}.") from None
         except OSError as error:
             raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from None
+        if not content:
+            raise ConfigError(f"{path} is empty.")
+        if files.CHECKSUM in content and _checksum(content) != content[files.CHECKSUM]:
+            raise ConfigError(
+                f"{path} does not have its checksum: it is damaged, or was changed after the run began. Use --set to "
+                "change a setting; to use the file as it is, remove its line 'checksum'."
+            )
         flat: dict[str, Any] = {}
         for name, value in content.items():
-            if isinstance(value, dict) and name not in RECORDS:
+            if isinstance(value, dict) and name not in _NOT_SETTINGS:
                 flat |= {f"{name}.{key}": one for key, one in value.items()}
-            elif name not in RECORDS:
+            elif name not in _NOT_SETTINGS:
                 flat[name] = value
         return cls().with_settings(flat)
 
@@ -300,6 +311,14 @@ class Config(Section):
         """Keys whose values differ, as `key: this / other`."""
         mine, theirs = self.flat(), other.flat()
         return [f"{key}: {mine[key]!r} / {theirs[key]!r}" for key in mine if mine[key] != theirs[key]]
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Of what a TOML file holds, however it is laid out."""
+    try:
+        return str(files.with_checksum(content)[files.CHECKSUM])
+    except (TypeError, ValueError):  # a date, which no config of ours has
+        return ""
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:

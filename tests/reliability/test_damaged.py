@@ -15,15 +15,17 @@ from PIL import Image
 
 import bier
 from bier.collection import KS
-from bier.errors import BierError
+from bier.config import Config
+from bier.errors import BierError, ModelError
 from bier.evaluate.recall import recall_at_k
 from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
+from bier.models.maps import TrunkCache
 from bier.models.model import Model
 from bier.search import Index, embeddings, read_embeddings
 from bier.training import resolve
-from bier.training.run_folder import read_checkpoint
+from bier.training.run_folder import read_checkpoint, write_config
 
 HowMany = Callable[[int, int], int]
 VECTORS = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
@@ -74,6 +76,18 @@ def attack(
             tally.case(family, survived, lost, note)
             file.write_bytes(content)
     assert answer() == expected
+
+
+class Scaled(torch.nn.Module):
+    """Pixels as a trunk takes them."""
+
+    def __init__(self, trunk: torch.nn.Module) -> None:
+        super().__init__()
+        self.trunk = trunk
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        maps: torch.Tensor = self.trunk(pixels.float() / 255)
+        return maps
 
 
 def digest(*arrays: Any) -> bytes:
@@ -170,6 +184,32 @@ def test_prepared_pixels_are_read_again(tally: Any, how_many: HowMany, tmp_path:
 
     answer()
     attack(tally, "damaged pixel caches", tmp_path / "cache", answer, how_many, few=40, redone=True)
+
+
+def test_maps_of_a_frozen_trunk_are_computed_again(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
+    """Also a cache: a damaged row is an error once, and right at the next start."""
+    torch.manual_seed(0)
+    trunk = torch.nn.Conv2d(3, 2, 3, stride=4).requires_grad_(False)
+    images = ImageDataset(np.random.default_rng(0).integers(0, 256, (4, 9, 9, 3), dtype=np.uint8), 9)
+
+    def answer() -> bytes:
+        for start in range(2):
+            cache = TrunkCache(Scaled(trunk), images, tmp_path, crop=8, views=2, batch_size=2, precision="float32")
+            try:
+                return digest(*(cache.maps(range(4), [view] * 4).numpy() for view in range(2)))
+            except ModelError as error:
+                if start or "The next start computes them again" not in str(error):
+                    raise ValueError("not mended") from error
+        raise AssertionError
+
+    answer()
+    attack(tally, "damaged maps of a trunk", tmp_path, answer, how_many, few=12, redone=True)
+
+
+def test_configs_of_runs(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
+    file = tmp_path / "run" / "config.toml"
+    write_config(file.parent, Config().with_settings({"seed": 7, "train.learning_rate": 3e-5}), {"seed": 7})
+    attack(tally, "damaged configs", file.parent, lambda: repr(Config.from_toml(file)).encode(), how_many, few=100)
 
 
 def test_a_cache_of_an_earlier_version_gets_its_sums(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +62,7 @@ class PixelCache:
         if not wanted.any() or not np.array_equal(stamps[index], wanted):
             return None
         row = np.array(pixels[index])
-        whole = _sum(row) == sums[index]
+        whole = files.crc32(row[None])[0] == sums[index]
         return row if whole and np.array_equal(stamps[index], wanted) else None
 
     @contextmanager
@@ -86,7 +85,7 @@ class PixelCache:
         """Write rows; only inside `building`. Each step reaches the disk before the next begins."""
         self._write("stamps", {i: np.zeros(2, np.int64) for i in rows if self._mapped()[1][i].any()})
         self._write("pixels", rows)
-        self._write("sums", {i: _sum(row) for i, row in rows.items()})
+        self._write("sums", {i: files.crc32(row[None]) for i, row in rows.items()})
         self._write("stamps", {i: self._wanted[i] for i in rows})
 
     def _write(self, name: str, rows: Mapping[int, NDArray[Any]]) -> None:
@@ -124,7 +123,7 @@ class PixelCache:
         """The sums of a cache of an earlier version, which has none."""
         pixels, stamps, _ = self._mapped()
         held = np.flatnonzero(stamps.any(axis=1)).tolist()
-        self._write("sums", {i: _sum(pixels[i]) for i in held})
+        self._write("sums", {i: files.crc32(pixels[i : i + 1]) for i in held})
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -149,10 +148,6 @@ class PixelCache:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_maps": None}  # a pickled map would carry all the pixels
-
-
-def _sum(row: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    return np.array(zlib.crc32(np.ascontiguousarray(row).data), np.uint32)
 
 
 def _key(paths: Sequence[str | os.PathLike[str]], boxes: NDArray[np.float32] | None, size: int) -> str:
