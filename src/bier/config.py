@@ -20,7 +20,8 @@ from bier.errors import ConfigError
 from bier.method import defaults
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
-_NOT_SETTINGS = (*RECORDS, files.CHECKSUM)
+CHECKSUM = "sha256"  # no flipped bit makes a comment of a line that begins with s
+_NOT_SETTINGS = (*RECORDS, CHECKSUM)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # ours; all others are the library's
 LIMITS = (("at least", "ge"), ("at most", "le"))
@@ -280,7 +281,7 @@ class Config(Section):
     def to_toml(self, records: Mapping[str, Mapping[str, Any]] | None = None) -> str:
         """As a file: every setting. With `records`, as the config.toml of a run, which has a checksum."""
         text = tomli_w.dumps({**self.model_dump(), **(records or {})})
-        return f'{files.CHECKSUM} = "{_checksum(tomllib.loads(text))}"\n{text}' if records else text
+        return f'{CHECKSUM} = "{_checksum(tomllib.loads(text))}"\n{text}' if records else text
 
     @classmethod
     def from_toml(cls, path: Path) -> "Config":
@@ -294,10 +295,10 @@ class Config(Section):
             raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from None
         if not content:
             raise ConfigError(f"{path} is empty.")
-        if files.CHECKSUM in content and _checksum(content) != content[files.CHECKSUM]:
+        if CHECKSUM in content and _checksum(content) != content[CHECKSUM]:
             raise ConfigError(
                 f"{path} does not have its checksum: it is damaged, or was changed after the run began. Use --set to "
-                "change a setting; to use the file as it is, remove its line 'checksum'."
+                f"change a setting; to use the file as it is, remove its line '{CHECKSUM}'."
             )
         flat: dict[str, Any] = {}
         for name, value in content.items():
@@ -316,7 +317,8 @@ class Config(Section):
 def _checksum(content: Mapping[str, Any]) -> str:
     """Of what a TOML file holds, however it is laid out."""
     try:
-        return str(files.with_checksum(content)[files.CHECKSUM])
+        rest = {name: value for name, value in content.items() if name != CHECKSUM}
+        return str(files.with_checksum(rest)[files.CHECKSUM])
     except (TypeError, ValueError):  # a date, which no config of ours has
         return ""
 

@@ -236,6 +236,19 @@ def test_embeddings_without_a_checksum_are_read_with_the_json_beside_them(tmp_pa
         read_embeddings(tmp_path / "v.safetensors")
 
 
+def test_a_checksum_that_has_lost_its_name(tmp_path: Path) -> None:
+    """Three flipped bits, one of them in the word sha256, once made a shard pass for one of an earlier version."""
+    out = tmp_path / "v.safetensors"
+    writer = embeddings.EmbeddingsWriter(out, 12, "x")
+    writer.begin()
+    writer.write(0, VECTORS, VECTORS)
+    (shard,) = writer.parts.glob("shard-*")
+    content = bytearray(shard.read_bytes().replace(b'"sha256"', b'"cha256"'))
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert writer.begin() == 0
+
+
 def test_words_that_were_changed_by_hand_are_not_ignored(tmp_path: Path) -> None:
     out = tmp_path / "v.safetensors"
     write_embeddings(out)

@@ -79,7 +79,7 @@ def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, 
     if run is not None and (run / "config.toml").is_file():
         lines = (run / "config.toml").read_text(encoding="utf-8").splitlines()
         # Folders of this machine are nobody else's business and of no use to others. The checksum covers them too.
-        private = ("root =", "cache =", "weights =", "checksum =")
+        private = ("root =", "cache =", "weights =", "sha256 =")
         card["settings"] = "\n".join(line for line in lines if not line.startswith(private))
     pictures = [run / "report" / f"{name}.png" for name in ("typical", "learners")] if run is not None else []
     if picture := next(filter(Path.is_file, pictures), None):
