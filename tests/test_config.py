@@ -146,6 +146,7 @@ def test_a_config_of_a_run_that_was_changed(tmp_path: Path) -> None:
     path.write_text(text.replace("0.0001", "0.0003"))
     with pytest.raises(ConfigError, match="does not have its checksum: it is damaged, or was changed"):
         Config.from_toml(path)
+    assert Config.from_toml(path, check=False).train.learning_rate == 0.0003  # bier train --config
     _, _, rest = path.read_text().partition("\n")  # as the message says
     path.write_text(rest)
     assert Config.from_toml(path).train.learning_rate == 0.0003

@@ -126,7 +126,7 @@ def train(
         resolved = Config.from_toml(resume / "config.toml").with_settings(chosen)
     elif config is not None:
         _refuse(context, "--config", NAMED)
-        resolved = Config.from_toml(config).with_settings(chosen)
+        resolved = Config.from_toml(config, check=False).with_settings(chosen)
     else:
         named = {
             "data.root": str(root) if root else "",
