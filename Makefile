@@ -16,6 +16,7 @@ help:  ## list the targets
 USER_READY := $(VENV)/.ready-user
 DEV_READY := $(VENV)/.ready-dev
 DOCS_READY := $(VENV)/.ready-docs
+PEERS_READY := $(VENV)/.ready-peers
 
 setup: $(DEV_READY)  ## create .venv and install bier with all it needs for development (2 to 5 minutes)
 
@@ -63,8 +64,16 @@ check: $(DEV_READY)  ## lint, formatting, types and the import rules
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layers.py
 
-bench: $(DEV_READY)  ## run every benchmark; prints ratios measured side by side
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(DEV_READY) $(PEERS_READY)  ## run the benchmarks and write docs/benchmarks.md; ONLY=loss runs one, NOTE=... is kept beside it
+	$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY)) $(if $(NOTE),--note "$(NOTE)")
+
+# open-metric-learning wants numpy 1 and forgets to ask for omegaconf: it gets an environment of its own on top of ours.
+$(PEERS_READY): | $(DEV_READY)
+	$(BIN)/python -m venv $(VENV)/peers
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(VENV)/peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/bier.pth
+	$(VENV)/peers/bin/pip install --quiet open-metric-learning omegaconf
+	@touch $@
 
 paper: $(DEV_READY)  ## run the paper's experiments on the data at ROOT (default ../shared/data)
 	$(BIN)/bier paper run all --root $(or $(ROOT),../shared/data)

@@ -9,20 +9,18 @@ in a process of its own.
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from _report import Report, clock, memory
 
 GROUPS = (96, 160, 256)
 IMAGES_PER_CLASS = 8
@@ -95,7 +93,7 @@ COMPARISONS = (
         0.5,
         {
             "BoostedLoss": lambda: ours("deviance", True),
-            "ContrastiveLoss x 3": lambda: theirs("ContrastiveLoss", False),
+            "pytorch-metric-learning's ContrastiveLoss x 3": lambda: theirs("ContrastiveLoss", False),
             "BoostedLoss, boost=False": lambda: ours("deviance", False),
             "BoostedLoss, Contrastive": lambda: ours("contrastive", True),
             "ContrastiveLoss on each learner": lambda: theirs("ContrastiveLoss", True),
@@ -105,21 +103,13 @@ COMPARISONS = (
         256,
         1.5,
         {
-            "MultiSimilarityLoss, boosted": lambda: multi_similarity(True),
-            "MultiSimilarityLoss x 3": lambda: theirs("MultiSimilarityLoss", False),
+            "boosted MultiSimilarityLoss": lambda: multi_similarity(True),
+            "pytorch-metric-learning's MultiSimilarityLoss x 3": lambda: theirs("MultiSimilarityLoss", False),
             "MultiSimilarityLoss, boost=False": lambda: multi_similarity(False),
             "MultiSimilarityLoss on each learner": lambda: theirs("MultiSimilarityLoss", True),
         },
     ),
 )
-
-
-def memory(field: str) -> float:
-    """VmRSS (now) or VmHWM (peak) of this process, in MB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1e3
-    raise RuntimeError(f"no {field} in /proc/self/status: this benchmark needs Linux")
 
 
 def measure_memory(comparison: Comparison, name: str) -> None:
@@ -147,26 +137,21 @@ def measure_time(comparison: Comparison, rounds: int) -> dict[str, list[float]]:
     for turn in range(rounds + 3):
         for name, step in steps.items():
             z.grad = None
-            started = time.perf_counter()
+            started = clock()
             step(z, labels)
             if turn >= 3:  # the first rounds warm up
-                taken[name].append(1e3 * (time.perf_counter() - started))
+                taken[name].append(1e3 * (clock() - started))
     return taken
 
 
-def compare(comparison: Comparison, rounds: int) -> None:
-    print(f"\nbatch {comparison.batch}, d {sum(GROUPS)}, groups {GROUPS}, forward and backward, {rounds} rounds\n")
+def compare(comparison: Comparison, rounds: int, report: Report) -> None:
     taken = measure_time(comparison, rounds)
-    print(f"{'':36}{'median ms':>10}{'best ms':>10}{'peak MB':>10}")
-    for name, times in taken.items():
-        print(f"{name:36}{statistics.median(times):10.1f}{min(times):10.1f}{peak_memory(name):10.1f}")
-    mine, peer, *_ = taken.values()
-    ratio = statistics.median(one / other for one, other in zip(mine, peer, strict=True))
-    met = "met" if ratio <= comparison.goal else "MISSED"
-    print(
-        f"\nfirst / second: {ratio:.2f} (median over rounds; best of each {min(mine) / min(peer):.2f})"
-        f"   goal <= {comparison.goal}   {met}"
-    )
+    rows = [[name, statistics.median(times), min(times), peak_memory(name)] for name, times in taken.items()]
+    what = f"batch {comparison.batch}, d {sum(GROUPS)}, three learners, forward and backward"
+    report.table(what, ["loss", "median ms", "best ms", "peak MB"], rows)
+    first, second, *_ = taken
+    ratio = statistics.median(one / other for one, other in zip(taken[first], taken[second], strict=True))
+    report.figure(f"time of {first}, {what}", second, ratio, at_most=comparison.goal)
 
 
 def main() -> None:
@@ -179,10 +164,10 @@ def main() -> None:
     if arguments.memory:
         measure_memory(next(one for one in COMPARISONS if arguments.memory in one.contenders), arguments.memory)
         return
-    machine = f"{platform.machine()}, {arguments.threads} thread(s), load {os.getloadavg()[0]:.1f}"
-    print(f"{machine}, {datetime.date.today()}, seed {SEED}, torch {torch.__version__}")
+    report = Report("loss", ["pytorch-metric-learning"], SEED)
     for comparison in COMPARISONS:
-        compare(comparison, arguments.rounds)
+        compare(comparison, arguments.rounds, report)
+    report.save()
 
 
 if __name__ == "__main__":

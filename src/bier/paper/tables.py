@@ -269,19 +269,27 @@ def _curves(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
     return figure
 
 
+def fill(text: str, name: str, content: str) -> str | None:
+    """A Markdown text with `content` between `<!-- table NAME -->` and `<!-- end -->`; None where it has no such place."""
+    begin, end = f"<!-- table {name} -->", "<!-- end -->"
+    if begin not in text:
+        return None
+    before, _, rest = text.partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise DataError(f"The page must have {end} behind {begin}.")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
 def refresh(page: Path, tables: Iterable[Table]) -> list[str]:
-    """Put tables into a Markdown page, each between `<!-- table NAME-BUDGET -->` and `<!-- end -->`; their names."""
+    """Put tables into a Markdown page, where `fill` finds their places; the names of those that have one."""
     text = page.read_text(encoding="utf-8")
     done = []
     for table in tables:
         name = f"{table.experiment.name}-{table.budget.name}"
-        begin, end = f"<!-- table {name} -->", "<!-- end -->"
-        if begin in text:
-            before, _, rest = text.partition(begin)
-            _, found, after = rest.partition(end)
-            if not found:
-                raise DataError(f"{page} must have {end} behind {begin}.")
-            text = f"{before}{begin}\n\n{table.rows()}\n\n{table.note}.\n\n{end}{after}"
+        filled = fill(text, name, f"{table.rows()}\n\n{table.note}.")
+        if filled is not None:
+            text = filled
             done.append(name)
     files.write(page, text.encode())
     return done
