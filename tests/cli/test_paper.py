@@ -65,7 +65,7 @@ def test_all_of_it_with_the_smoke_budget(names: list[str], cli: Cli, tmp_path: P
     ("arguments", "expected"),
     [
         (["run", "strenght"], "Did you mean 'strength'?"),
-        (["run", "strength", "--budget", "tiny"], "must be one of smoke, short, main, full"),
+        (["run", "strength", "--budget", "tiny"], "must be one of smoke, short, main, long, full"),
         (["run", "strength"], "The budget 'main' needs --root"),
         (["run", "cifar10", "--root", "."], "'cifar10': There is no data_batch_1.bin"),
         (["show", "strength", "--out", "nowhere"], "There are no results of 'strength' in nowhere."),

@@ -133,5 +133,5 @@ def test_a_search_holds_out_the_last_training_classes() -> None:
 def test_names_that_there_are_not() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'strength'"):
         experiment("strenght")
-    with pytest.raises(ConfigError, match=r"smoke, short, main, full\. Got 'mian' instead\. Did you mean 'main'"):
+    with pytest.raises(ConfigError, match=r"smoke, short, main, long, full\. Got 'mian' instead\. Did you mean 'main'"):
         budget_of("mian")

@@ -122,7 +122,7 @@ MAIN = _budget(
 )
 LONG = _budget(
     "long",
-    "as main for 1,500 steps, every row at 3e-5 and the embedding layer at ten times that: 45 minutes per run on one core",
+    "as main for 1,500 steps at 3e-5, the embedding layer at ten times that: 45 minutes per run on one core",
     {
         **_GOOGLENET,
         "model.trainable_from": "inception_4a",

@@ -270,7 +270,7 @@ def _curves(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
 
 
 def fill(text: str, name: str, content: str) -> str | None:
-    """A Markdown text with `content` between `<!-- table NAME -->` and `<!-- end -->`; None where it has no such place."""
+    """A Markdown text with `content` between `<!-- table NAME -->` and `<!-- end -->`; None if it has no such place."""
     begin, end = f"<!-- table {name} -->", "<!-- end -->"
     if begin not in text:
         return None
