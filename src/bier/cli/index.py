@@ -25,7 +25,17 @@ def index(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Write an index to this folder.")] = None,
     store: Annotated[
-        str | None, typer.Option("--store", metavar="URI", help="Load into milvus:NAME.db or milvus:http://HOST:PORT.")
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URI",
+            help="Load into an engine: postgresql://HOST/DATABASE, qdrant:FOLDER, qdrant:http://HOST:PORT, "
+            "milvus:NAME.db or milvus:http://HOST:PORT; #NAME chooses the collection.",
+        ),
+    ] = None,
+    add: Annotated[
+        str | None,
+        typer.Option("--add", metavar="COLLECTION", help="Add to an index or a store's URI what it does not have yet."),
     ] = None,
     kind: Annotated[
         Literal["auto", "flat", "hnsw", "funnel"],
@@ -43,7 +53,8 @@ def index(
     With --backbone no training is needed: images are compared by the plain features of a pretrained network.
 
     An index that exists at --out is replaced in one step. Loading into a store continues where it stopped: images
-    that are already there are not encoded again.
+    that are already there are not encoded again. The password of a database is better given by the variable
+    PGPASSWORD or a password file than in the URI.
 
     [bold]Examples[/bold]
 
@@ -53,13 +64,18 @@ def index(
 
     bier index photos --backbone efficientnet_lite0 --out shop.index
 
-    bier index vectors.safetensors --store milvus:birds.db
+    bier index runs/birds more-photos --add runs/birds/index
+
+    bier index vectors.safetensors --store "postgresql://db.example/shop#birds"
+
+    bier index vectors.safetensors --store qdrant:birds-qdrant
 
     bier index vectors.safetensors --store "milvus:http://milvus.example:19530#birds"
     """
-    if (out is None) == (store is None):
-        raise SearchError("Give either --out FOLDER or --store URI.")
-    from bier.collection import build_index, fill_store
+    if sum(option is not None for option in (out, store, add)) != 1:
+        raise SearchError("Give one of --out FOLDER, --store URI and --add COLLECTION.")
+    from bier.collection import add_to_collection, build_index, fill_store
+    from bier.search.store import without_secrets
 
     start = time.perf_counter()
     with progress_bar() as bar:
@@ -70,16 +86,21 @@ def index(
             made = build_index(given, kind, progress)
             made.save(out)
             result = {"index": str(out), "images": len(made), "method": made.method}
-        else:
-            assert store is not None
+        elif store is not None:
             total, added = fill_store(given, store, rebuild, progress)
-            result = {"store": store, "images": total, "added": added, "method": "milvus"}
+            method = store.partition(":")[0]
+            result = {"store": without_secrets(store), "images": total, "added": added, "method": method}
+        else:
+            assert add is not None
+            total, added = add_to_collection(given, add, progress)
+            result = {"collection": without_secrets(add), "images": total, "added": added, "method": "add"}
     result |= {"dimension": sum(given.groups), "groups": list(given.groups)}
     result["seconds"] = round(time.perf_counter() - start, 3)
     if json:
         emit(result)
     else:
-        say(f"{result['images']:,} images in {out or store} ({result['method']}, {result['seconds']:.1f} s)")
+        where = out or without_secrets(store or add or "")
+        say(f"{result['images']:,} images in {where} ({result['method']}, {result['seconds']:.1f} s)")
 
 
 def _source(source: Path, images: Path | None, backbone: str | None) -> "Source":

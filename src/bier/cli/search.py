@@ -3,6 +3,7 @@
 import json as json_text
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -95,7 +96,7 @@ def search(
 
     bier search birds.index heron.jpg --same --rerank k-reciprocal
 
-    bier search milvus:birds.db heron.jpg --shortlist 400 --json
+    bier search "postgresql://db.example/shop#birds" heron.jpg --shortlist 400 --json
     """
     from bier.collection import model_of, open_collection, threshold_of
     from bier.search.store import checked_count
@@ -103,25 +104,26 @@ def search(
     k = checked_count(k, "-k")
     if threshold is not None and not -1 <= threshold <= 1:
         raise SearchError(f"The '--threshold' option must be a cosine from -1 to 1. Got {threshold:g} instead.")
-    store = open_collection(collection)
-    load_model = cache(lambda: model_of(store, model))
-    if same and threshold is None:
-        threshold = threshold_of(load_model(), learners)
-    asked = _read_query(store, query, load_model, learners, label)
-    start = time.perf_counter()
-    pairs = _search(store, asked, k, shortlist, _filter(where), learners, rerank)
-    seconds = time.perf_counter() - start
-    nearest = max((similarity for _, _, similarity in pairs), default=None)
-    results = _described(store, [pair for pair in pairs if threshold is None or pair[2] >= threshold])
-    if picture is not None:
-        _draw(store, asked, results, picture)
+    with closing(open_collection(collection)) as store:
+        load_model = cache(lambda: model_of(store, model))
+        if same and threshold is None:
+            threshold = threshold_of(load_model(), learners)
+        asked = _read_query(store, query, load_model, learners, label)
+        start = time.perf_counter()
+        pairs = _search(store, asked, k, shortlist, _filter(where), learners, rerank)
+        seconds = time.perf_counter() - start
+        nearest = max((similarity for _, _, similarity in pairs), default=None)
+        results = _described(store, [pair for pair in pairs if threshold is None or pair[2] >= threshold])
+        images = len(store)
+        if picture is not None:
+            _draw(store, asked, results, picture)
     if json:
         about = {} if threshold is None else {"threshold": threshold, "nearest": nearest}
         emit({"query": query, "label": asked.label, "results": results, "seconds": round(seconds, 6), **about})
         return
     if results or threshold is None:
         _tabulate(results, threshold is not None)
-    say(_summary(results, len(store), seconds, threshold, nearest) + (f"; drawn in {picture}" if picture else ""))
+    say(_summary(results, images, seconds, threshold, nearest) + (f"; drawn in {picture}" if picture else ""))
 
 
 def _summary(
@@ -213,7 +215,7 @@ def _value(text: str) -> Any:
 
 
 def _described(store: "Store", pairs: list[tuple["Id", float, float]]) -> list[dict[str, Any]]:
-    from bier.collection import image_path
+    from bier.collection import entry_path
 
     entries = store.entries([one for one, _, _ in pairs])
     return [
@@ -223,7 +225,7 @@ def _described(store: "Store", pairs: list[tuple["Id", float, float]]) -> list[d
             "score": score,
             "similarity": similarity,
             "label": entry.label,
-            "path": str(image_path(store, entry.id)),
+            "path": str(entry_path(store, entry)),
             "metadata": entry.metadata,
         }
         for rank, (entry, (_, score, similarity)) in enumerate(zip(entries, pairs, strict=True), 1)

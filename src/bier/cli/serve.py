@@ -78,7 +78,7 @@ def serve(
 
     bier serve --backbone efficientnet_lite0 --images photos
 
-    bier serve runs/birds --store milvus:http://milvus.example:19530
+    bier serve --store "postgresql://db.example/shop#birds"
 
     bier serve runs/birds --host 0.0.0.0
     """
@@ -91,7 +91,8 @@ def serve(
     listening = _listen(host, port)
     with listening:
         with progress_bar() as bar:
-            used = model_or_backbone(run, backbone)
+            recorded = run is None and backbone is None and (store or index)  # a collection names its model
+            used = None if recorded else model_or_backbone(run, backbone)
             collection = _collection(used, data, root, images, index, store, follow_steps(bar))
         for note in collection.notes:
             say(note)
@@ -102,7 +103,7 @@ def serve(
 
 
 def _collection(
-    run: "Path | Untrained",
+    run: "Path | Untrained | None",
     data: str | None,
     root: Path | None,
     images: Path | None,
@@ -118,10 +119,11 @@ def _collection(
     chosen = [name for name, value in named.items() if value is not None]
     if len(chosen) > 1:
         raise ConfigError(f"Give at most one collection to show. Got {' and '.join(chosen)} instead.")
-    if images is not None:
-        return image_collection(run, images, progress)
     if store is not None or index is not None:
         return stored_collection(run, store or str(index), progress)
+    assert run is not None
+    if images is not None:
+        return image_collection(run, images, progress)
     if data is None and not isinstance(run, Path):
         raise ConfigError("--backbone has no data set of its own; say what to show with --data, --images or --index.")
     if data is None and isinstance(run, Path) and not (run / "config.toml").is_file():
@@ -168,7 +170,7 @@ def _access(host: str, allowed: list[str], token: str | None) -> "Access":
     return Access(names, any_address=host in _EVERY_ADDRESS, token=token or secrets.token_urlsafe(18))
 
 
-def _application(run: "Path | Untrained", collection: "Collection", access: "Access") -> "FastAPI":
+def _application(run: "Path | Untrained | None", collection: "Collection", access: "Access") -> "FastAPI":
     from bier.collection import run_folder
     from bier.web.app import create_app
 

@@ -9,5 +9,5 @@ from bier.search.store import Id as Id
 from bier.search.store import Label as Label
 from bier.search.store import Store as Store
 from bier.search.store import Where as Where
-from bier.search.store import is_store_uri as is_store_uri
-from bier.search.store import open_store as open_store
+from bier.search.stores import is_store_uri as is_store_uri
+from bier.search.stores import open_store as open_store

@@ -1,9 +1,9 @@
 """What can be searched: the base class of the embedded index and of external engines, with its types and checks."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,8 +19,6 @@ Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 Learners: TypeAlias = int | Sequence[int] | None
 Columns: TypeAlias = tuple[list[Id], list[Label], list[Metadata]]
-
-SCHEMES = ("milvus",)
 
 
 class Entry(NamedTuple):
@@ -159,6 +157,19 @@ def id_array(ids: Sequence[Id], shape: tuple[int, ...]) -> NDArray[Any]:
     return array.reshape(shape)
 
 
+def checked_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> None:
+    """An error if vectors described by `ours` were computed by another model than those of a collection."""
+    first, second = ((about.get("model") or {}).get("fingerprint") for about in (theirs, ours))
+    if first != second:
+        raise SearchError(f"{name} must hold vectors of one model. It holds another model's; empty it with --rebuild.")
+
+
+def without_secrets(text: str) -> str:
+    """A URI, or a message with one, without user, password and tokens."""
+    text = re.sub(r"://\S*@", "://***@", text)
+    return re.sub(r"(?i)((?:password|passwd|token|api_?key)=)[^&\s#]*", r"\1***", text)
+
+
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
@@ -212,7 +223,8 @@ def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learner
 class Store(ABC):
     """A collection of test-time vectors, whose dot product is the similarity of two images.
 
-    `about` holds what is known about the collection, such as the model that computed the vectors.
+    `about` holds what is known about the collection, such as the model that computed the vectors. Searches may run in
+    several threads at once.
     """
 
     about: dict[str, Any]
@@ -296,6 +308,9 @@ class Store(ABC):
             return found
         return Found(found.ids[0], found.scores[0], None if found.rows is None else found.rows[0])
 
+    def optimize(self) -> None:  # noqa: B027 - most stores do it by themselves
+        """Build what makes searches fast. It is called when a load is complete."""
+
     def close(self) -> None:  # noqa: B027 - most stores hold nothing that must be released
         """Release what the store holds outside this process."""
 
@@ -318,27 +333,3 @@ class Store(ABC):
         exact: bool,
     ) -> Found:
         """As `search`, with checked parameters: queries (Q, d), zero outside the learners (numbered from 0)."""
-
-
-def is_store_uri(text: str) -> bool:
-    """Whether a text names an external engine (`milvus:shop.db`) rather than a folder."""
-    return text.split(":", 1)[0] in SCHEMES and ":" in text
-
-
-def open_store(uri: str | Path, groups: Sequence[int] | None = None, about: Mapping[str, Any] | None = None) -> Store:
-    """Open what a URI names.
-
-    `milvus:shop.db` is a local file (Milvus Lite), `milvus:http://host:19530` a server or a cluster; `#name` chooses
-    the collection (default `bier`) and `?index=DISKANN` the index type of a new one. Anything else is the folder of a
-    saved index. A Milvus collection that is missing is created if `groups` are given, and stores `about`.
-    """
-    text = str(uri)
-    if is_store_uri(text):
-        from bier.search.milvus import MilvusStore
-
-        return MilvusStore(text, groups, about)
-    if "://" in text:
-        raise SearchError(f"A store must be an index folder or start with one of {SCHEMES}. Got {text!r} instead.")
-    from bier.search.index import Index
-
-    return Index.load(Path(text))

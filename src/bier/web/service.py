@@ -21,7 +21,7 @@ from bier.collection import Collection
 from bier.errors import BierError, DataError
 from bier.evaluate.verification import kept_threshold
 from bier.files import name_text
-from bier.search import Id, Index
+from bier.search import Id
 from bier.search.rerank import MOST, search_reranked
 from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
 from bier.web.guard import ApiError, Limits, too_large
@@ -120,8 +120,7 @@ class Service:
         self._lock = threading.Lock()
         self._encoding, self._searching = CapacityLimiter(1), CapacityLimiter(4)
         self._decoding, self._drawing, self._processes = CapacityLimiter(2), CapacityLimiter(2), CapacityLimiter(4)
-        # An index may be searched from several threads at once; an external store may not support that.
-        self._threads = ThreadPoolExecutor(4 if isinstance(self.store, Index) else 1, "search")
+        self._threads = ThreadPoolExecutor(4, "search")
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,0 +1,340 @@
+"""PostgreSQL with the extension pgvector: a table that can be joined with a team's own ones."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bier.errors import SearchError, needs
+from bier.search.store import Floats, Id, spans
+from bier.search.stores.engine import Conditions, EngineStore, Hits, Row
+
+T = TypeVar("T")
+
+RECORDS = "bier_stores"  # the table of all collections' records
+EFFORT = 200  # hnsw.ef_search: candidates that the graph keeps; a longer shortlist raises it
+_MOST_EFFORT = 1_000
+_LONGEST_HALF = 4_000  # dimensions that pgvector can index as halfvec
+_SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
+_NEEDED = (0, 8)  # the version of pgvector that can go on searching where a filter excludes candidates
+_MEMORY = 2**31  # bytes that building a graph may take in the server
+
+
+class PostgresStore(EngineStore):
+    """A table with the columns id, label, path, entry (jsonb), vector (float32) and learner_1 (halfvec).
+
+    Both vectors have an HNSW graph over half precision, which `optimize` builds from GRAPH_ROWS rows on; candidates
+    are ranked by the float32 vector, in the same statement. Credentials come from the URI or from what libpq reads:
+    the PG variables, a password file, a service.
+    """
+
+    BATCH = 65_536  # one transaction
+    GRAPH_ROWS = 5_000  # up to here a scan is as fast
+    HINTS = {  # noqa: RUF012
+        "not available": "Install pgvector on the server.",
+        "onnection": "Run the command again when the server is back; a load continues where it stopped.",
+    }
+
+    def _connect(self, uri: str) -> None:
+        self._idle: list[Any] = []
+        self._lock = threading.Lock()
+        self._psycopg, self._sql = needs("psycopg", "postgres"), needs("psycopg.sql", "postgres")
+        self._half = needs("pgvector", "postgres").HalfVector
+        self._pgvector = needs("pgvector.psycopg", "postgres")
+        self._json = needs("psycopg.types.json", "postgres").Jsonb
+        self.failures = (self._psycopg.Error,)
+        address, _, name = uri.partition("#")
+        self.collection = name or "bier"
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", self.collection):
+            raise SearchError(
+                "The name of a PostgreSQL table, after #, must be up to 40 letters, digits and underscores. "
+                "Got another one; in a password, # is written %23."
+            )
+        try:
+            given = needs("psycopg.conninfo", "postgres").conninfo_to_dict(address)
+        except self._psycopg.ProgrammingError:  # its message may contain the password
+            raise SearchError(
+                f"A PostgreSQL store must be postgresql://HOST/DATABASE#TABLE. Got {self.shown!r} instead."
+            ) from None
+        self._given = {"connect_timeout": 10, **given}
+        with self._connection():
+            pass
+
+    def close(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+    # Connections. Those of psycopg_pool wait for 30 s and then do not say why there is no server.
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection of this thread alone, for a while."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._new_connection()
+        try:
+            yield connection
+        finally:
+            if not connection.closed:
+                with self._lock:
+                    self._idle.append(connection)
+
+    def _new_connection(self) -> Any:
+        connection = self._psycopg.connect(**self._given, autocommit=True)
+        try:
+            # The planner does not count what it costs to read vectors, which lie apart from their rows.
+            connection.execute("SET enable_seqscan = off")
+            self._register(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _register(self, connection: Any) -> None:
+        """Teach a connection the types of pgvector, as soon as the database has them."""
+        found = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+        if found is None:
+            return
+        if tuple(int(part) for part in found[0].split(".")[:2]) < _NEEDED:
+            raise SearchError(f"The store {self.shown} needs pgvector 0.8 or newer. Found {found[0]}.")
+        self._pgvector.register_vector(connection)
+        connection.execute("SET hnsw.iterative_scan = relaxed_order")
+        connection.execute("SET hnsw.max_scan_tuples = 2147483647")
+        connection.execute("SET hnsw.scan_mem_multiplier = 64")
+
+    def _run(self, work: Callable[[Any], T]) -> T:
+        """Do some work with a connection. If the server has closed it meanwhile, once again with a new one."""
+        connection = None
+        try:
+            with self._connection() as connection:
+                return work(connection)
+        except self._psycopg.OperationalError:
+            if connection is None or not connection.closed:
+                raise
+        self.close()  # the others are lost too
+        with self._connection() as connection:
+            return work(connection)
+
+    def _query(self, statement: str, values: Sequence[Any] = (), **names: str) -> list[tuple[Any, ...]]:
+        """The rows of a statement. `{table}` is the collection's table; other names are those given."""
+        text = self._composed(statement, **names)
+        rows: list[tuple[Any, ...]] = self._run(
+            lambda connection: connection.execute(text, values, binary=True).fetchall()
+        )
+        return rows
+
+    def _composed(self, statement: str, **names: str) -> Any:
+        identifiers = {key: self._sql.Identifier(name) for key, name in {"table": self.collection, **names}.items()}
+        return self._sql.SQL(statement).format(**identifiers)
+
+    # The record and the table
+
+    def _read_record(self) -> dict[str, Any] | None:
+        if not self._exists_table(RECORDS):
+            return None
+        found = self._query("SELECT record FROM {table} WHERE collection = %s", [self.collection], table=RECORDS)
+        return dict(found[0][0]) if found else None
+
+    def _write_record(self, record: Mapping[str, Any]) -> None:
+        create = "CREATE TABLE IF NOT EXISTS {table} (collection text PRIMARY KEY, record jsonb NOT NULL)"
+        insert = "INSERT INTO {table} VALUES (%s, %s) ON CONFLICT (collection) DO UPDATE SET record = excluded.record"
+
+        def work(connection: Any) -> None:
+            with self._alone(connection):
+                connection.execute(self._composed(create, table=RECORDS))
+                values = [self.collection, self._json(dict(record))]
+                connection.execute(self._composed(insert, table=RECORDS), values)
+
+        self._run(work)
+
+    @contextmanager
+    def _alone(self, connection: Any) -> Iterator[None]:
+        """A transaction of one client at a time: IF NOT EXISTS fails when two do the same at once."""
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('bier'))")
+            yield
+
+    def _exists_table(self, name: str) -> bool:
+        return self._query("SELECT to_regclass(quote_ident(%s))", [name])[0][0] is not None
+
+    def _has_collection(self) -> bool:
+        return self._exists_table(self.collection)
+
+    def _create(self, whole_numbers: bool) -> None:
+        columns = (
+            f"id {'bigint' if whole_numbers else 'text'} PRIMARY KEY, label text, path text NOT NULL, entry jsonb "
+            f"NOT NULL, vector vector({self.dimension}) NOT NULL, learner_1 halfvec({self.groups[0]}) NOT NULL"
+        )
+
+        def work(connection: Any) -> None:
+            with self._alone(connection):
+                if not connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
+                    connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+                connection.execute(self._composed(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})"))
+                for field, kind in (("label", "(label)"), ("entry", "USING gin (entry jsonb_path_ops)")):
+                    self._index(connection, field, kind)
+
+        self._run(work)
+        self.close()  # connections that do not know the types of pgvector yet
+
+    def _index(self, connection: Any, field: str, definition: str) -> None:
+        statement = self._composed(
+            f"CREATE INDEX IF NOT EXISTS {{name}} ON {{table}} {definition}", name=f"{self.collection}_{field}"
+        )
+        connection.execute(statement)
+
+    def optimize(self) -> None:
+        """Build the graphs of a collection that has none, which is faster after a load than during it."""
+        with self._asking():
+            if self._there() and self._count() >= self.GRAPH_ROWS:
+                self._run(self._build_graphs)
+
+    def _build_graphs(self, connection: Any) -> None:
+        with connection.transaction():
+            room = self._count() * (2 * self.dimension + 400)
+            connection.execute(f"SET LOCAL maintenance_work_mem = '{min(max(room, 2**26), _MEMORY) // 1024}kB'")
+            for field, size in (("vector", self.dimension), ("learner_1", self.groups[0])):
+                if size <= _LONGEST_HALF:
+                    self._index(connection, field, f"USING hnsw (({_half(field, size)}) halfvec_ip_ops) {_SETTINGS}")
+        connection.execute(self._composed("ANALYZE {table}"))
+
+    def _drop(self) -> None:
+        def work(connection: Any) -> None:
+            with self._alone(connection):
+                connection.execute(self._composed("DROP TABLE IF EXISTS {table}"))
+                if connection.execute("SELECT to_regclass(quote_ident(%s))", [RECORDS]).fetchone()[0] is not None:
+                    delete = self._composed("DELETE FROM {table} WHERE collection = %s", table=RECORDS)
+                    connection.execute(delete, [self.collection])
+
+        self._run(work)
+
+    # Rows
+
+    def _put(self, rows: Sequence[Row], vectors: Floats) -> None:
+        first = spans(self.groups)[0]
+        columns = "id, label, path, entry, vector, learner_1"
+        changes = ", ".join(f"{name} = excluded.{name}" for name in columns.split(", ")[1:])
+
+        def work(connection: Any) -> None:
+            with connection.transaction(), connection.cursor() as cursor:
+                cursor.execute(self._composed("CREATE TEMP TABLE new_rows (LIKE {table}) ON COMMIT DROP"))
+                with cursor.copy(f"COPY new_rows ({columns}) FROM STDIN WITH (FORMAT binary)") as copy:
+                    number = "int8" if isinstance(rows[0].id, int) else "text"
+                    copy.set_types([number, "text", "text", "jsonb", "vector", "halfvec"])
+                    for row, vector in zip(rows, vectors, strict=True):
+                        entry = self._json(row.entry)
+                        copy.write_row((row.id, row.label, row.path, entry, vector, self._half(vector[first])))
+                # in one order, so that two clients cannot wait for each other
+                cursor.execute(
+                    self._composed(
+                        f"INSERT INTO {{table}} ({columns}) SELECT {columns} FROM new_rows ORDER BY id "
+                        f"ON CONFLICT (id) DO UPDATE SET {changes}"
+                    )
+                )
+
+        self._run(work)
+
+    def _delete(self, ids: Sequence[Id]) -> None:
+        self._run(lambda one: one.execute(self._composed("DELETE FROM {table} WHERE id = ANY(%s)"), [list(ids)]))
+
+    def _read(self, ids: Sequence[Id], field: str) -> dict[Id, Any]:
+        rows = self._query(f"SELECT id, {field} FROM {{table}} WHERE id = ANY(%s)", [list(ids)])
+        return {one: value.to_numpy() if field == "vector" else value for one, value in rows}
+
+    def _every_id(self) -> list[Id]:
+        return [one for (one,) in self._query("SELECT id FROM {table}")]
+
+    def _any_vector(self) -> Floats | None:
+        rows = self._query("SELECT vector FROM {table} LIMIT 1")
+        return np.asarray(rows[0][0].to_numpy(), np.float32) if rows else None
+
+    def _count(self) -> int:
+        return int(self._query("SELECT count(*) FROM {table}")[0][0])
+
+    # Searches
+
+    def _nearest(
+        self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
+    ) -> Hits:
+        return self._through(queries, k, 2 * k, wanted, field, exact)
+
+    def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
+        return self._through(queries, k, shortlist, wanted, "learner_1", False)
+
+    def _through(self, queries: Floats, k: int, reach: int, wanted: Conditions, field: str, exact: bool) -> Hits:
+        """One statement per query: a graph selects `reach` candidates, the whole vector ranks them.
+
+        A filter costs no recall: if few rows pass, they are all compared; otherwise the graph goes on until it has
+        found `reach` that pass.
+        """
+        condition, values = _where(wanted, self._json)
+        if wanted and not exact and reach < _SCAN_ROWS:
+            some = f"SELECT 1 FROM {{table}} WHERE {condition} LIMIT {_SCAN_ROWS + 1}"
+            exact = self._query(f"SELECT count(*) FROM ({some}) AS few", values)[0][0] <= _SCAN_ROWS
+        hits = self._ask(queries, k, reach, condition, values, field, exact)
+        if wanted and not exact and any(len(some) < k for some in hits):
+            hits = self._ask(queries, k, reach, condition, values, field, True)
+        return hits
+
+    def _ask(
+        self, queries: Floats, k: int, reach: int, condition: str, values: list[Any], field: str, exact: bool
+    ) -> Hits:
+        first = spans(self.groups)[0]
+        part, size = (slice(None), self.dimension) if field == "vector" else (first, self.groups[0])
+        if exact:
+            inner, asked = "", None
+        else:
+            inner = f"ORDER BY {_half(field, size)} <#> %s::halfvec({size}) LIMIT {reach}"
+            asked = part
+        statement = self._composed(
+            f"SELECT id, -(vector <#> %s) AS score FROM "
+            f"(SELECT id, vector FROM {{table}} WHERE {condition} {inner}) AS near ORDER BY score DESC LIMIT {k}"
+        )
+        effort = min(max(EFFORT, reach), _MOST_EFFORT)
+
+        def work(connection: Any) -> Hits:
+            if getattr(connection, "bier_effort", None) != effort:
+                connection.execute(f"SET hnsw.ef_search = {effort}")
+                connection.bier_effort = effort
+            return [
+                connection.execute(
+                    statement, [query, *values, *([] if asked is None else [query[asked]])], binary=True
+                ).fetchall()
+                for query in queries
+            ]
+
+        return self._run(work)
+
+
+_SETTINGS = "WITH (m = 16, ef_construction = 100)"
+
+
+def _half(field: str, size: int) -> str:
+    """A field as the graphs compare it."""
+    return f"{field}::halfvec({size})" if field == "vector" else field
+
+
+def _where(wanted: Conditions, json: Callable[[Any], Any]) -> tuple[str, list[Any]]:
+    """Conditions as SQL and its values. Metadata is found by the index of `entry` and then compared exactly."""
+    parts: list[str] = ["true"]
+    values: list[Any] = []
+    for key, accepted in wanted.items():
+        if key == "label":
+            parts.append("label = ANY(%s)")
+            values.append(accepted)
+            continue
+        either = []
+        for one in accepted:
+            either.append("(entry @> %s AND entry -> 'metadata' -> %s = %s)")
+            values += [json({"metadata": {key: one}}), key, json(one)]
+        parts.append("(" + " OR ".join(either) + ")")
+    return " AND ".join(parts), values
