@@ -248,4 +248,10 @@ def test_export(cli: Cli, place: Path) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8)
     session = onnxruntime.InferenceSession(place / "model.onnx", providers=["CPUExecutionProvider"])
     expected = load(place / "run", precision="float32").encode(pixels)  # `auto` may compute in bfloat16
+    np.testing.assert_allclose(session.run(None, {"image": pixels[1]})[0], expected[1], atol=1e-4)
+    code, _, errors = cli("export", place / "run", "--out", place / "crops.onnx", "--input", "crops")
+    assert (code, errors) == (0, f"{place / 'crops.onnx'}: 48x48 pixels to 24 dimensions (onnx)\n")
+    session = onnxruntime.InferenceSession(place / "crops.onnx", providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], expected, atol=1e-4)
+    code, _, errors = cli("export", place / "run", "--to", "hub", "--out", place / "hub", "--input", "crops")
+    assert (code, errors) == (2, "bier: --input is for --to onnx.\n")
