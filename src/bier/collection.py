@@ -28,6 +28,7 @@ from bier.evaluate.verification import kept_threshold
 from bier.images import Box, Broken, ImageDataset
 from bier.images import Source as Picture
 from bier.method.defaults import Weighting
+from bier.models.backends import Backend, check_backend
 from bier.models.model import Model, Untrained, description_file, load
 from bier.search import Entry, Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
 from bier.search.embeddings import EmbeddingsWriter
@@ -69,10 +70,11 @@ def about_model(path: Path | Untrained) -> dict[str, str]:
 _untrained_fingerprint = lru_cache(Untrained.fingerprint)  # it builds the network
 
 
-def fingerprint(model: Mapping[str, str], part: Part) -> str:
+def fingerprint(model: Mapping[str, str], part: Part, backend: Backend = "torch") -> str:
     """A digest of all that vectors and what is stored with them depend on: model, images, boxes, ids and labels."""
     # model.json, whose checksum `about_model` gives, has the checksum of the weights and the size of prepared images.
     known = [model["fingerprint"], None if part.ids is None else list(part.ids), part.label_names()]
+    known += [backend] if backend != "torch" else []  # so that one file holds the vectors of one engine
     return files.digest_of(part.images, part.boxes, [json.dumps(known).encode()])
 
 
@@ -110,6 +112,7 @@ class ImageSource:
         run: a run, the folder of a model or an untrained backbone.
         part: the images, as `list_images` returns them or as a part of a data set.
         cache: a folder for prepared images.
+        backend: what runs the network, see `Model.encode`.
     """
 
     def __init__(
@@ -121,9 +124,12 @@ class ImageSource:
         skip_broken: bool = False,
         workers: int | None = None,
         progress: Progress | None = None,
+        backend: Backend = "torch",
     ) -> None:
         about = about_model(run)
         self.model: Model = load(run, device=distributed.device())
+        check_backend(backend, self.model.device)
+        self.backend: Backend = backend
         size, reading = self.model.backbone.resize, _step(progress, "reading images")
         self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading)
         self._workers = workers
@@ -146,7 +152,8 @@ class ImageSource:
     def raw(self, rows: Sequence[int], batch_size: int = 64, progress: Progress | None = None) -> Floats:
         """The raw embeddings (n, d) of some rows."""
         some = self._prepared.only(self._prepared.kept[list(rows)])
-        return self.model.embed_raw(some, batch_size, self._workers, _step(progress, "encoding images"))
+        follow = _step(progress, "encoding images")
+        return self.model.embed_raw(some, batch_size, self._workers, follow, backend=self.backend)
 
     def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
         """The test-time vectors (n, d) of some rows."""
@@ -162,7 +169,8 @@ def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progr
     Under torchrun each process computes its share of the shards.
     """
     rank, world = distributed.rank(), distributed.world()
-    writer = EmbeddingsWriter(out, len(source.ids), fingerprint(source.about["model"], source.part))
+    made_from = fingerprint(source.about["model"], source.part, source.backend)
+    writer = EmbeddingsWriter(out, len(source.ids), made_from)
     with writer.locked() if rank == 0 else nullcontext():
         resumed = writer.begin() if rank == 0 else 0
         distributed.barrier()

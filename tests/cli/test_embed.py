@@ -63,6 +63,23 @@ def test_a_folder(cli: Cli, place: Path) -> None:
     assert sorted(path.name for path in place.glob("*a.*")) == ["a.json", "a.safetensors"]
 
 
+def test_another_engine(cli: Cli, place: Path, interrupted: Cli, tmp_path: Path) -> None:
+    """Its vectors differ a little, so it does not continue what torch has begun."""
+    pytest.importorskip("openvino")
+    given = (place / "run", place / "photos", "--out", tmp_path / "v.safetensors")
+    assert interrupted(*given)[0] == 130
+    code, output, errors = cli("embed", *given, "--backend", "openvino", "--json")
+    assert code == 0, errors
+    assert json.loads(output)["resumed"] == 0
+    found = read_embeddings(tmp_path / "v.safetensors")
+    files = [place / "photos" / str(path) for path in found.paths]
+    exact = load(place / "run", precision="float32").encode(files)
+    assert (exact * found.vectors).sum(1).min() > 0.999
+    code, _, errors = cli("index", *given[:2], "--out", tmp_path / "index", "--backend", "openvino")
+    assert code == 0, errors
+    np.testing.assert_allclose(Index.load(tmp_path / "index").vectors(found.paths), found.vectors, atol=1e-2)
+
+
 def test_a_table_with_boxes_and_a_broken_file(cli: Cli, place: Path) -> None:
     (place / "broken.jpg").write_bytes(b"no picture")
     rows = [(f"photos/class {n % 3}/{n}.png", f"label {n}", 0, 0, 20 + n, 30) for n in range(4)]
@@ -89,10 +106,10 @@ def interrupted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
         monkeypatch.setattr(embeddings, "SHARD", 5)
         whole, calls = Model.embed_raw, iter(range(99))
 
-        def embed_raw(self: Model, *arguments: Any) -> Any:
+        def embed_raw(self: Model, *arguments: Any, **options: Any) -> Any:
             if next(calls) == 2:
                 raise KeyboardInterrupt
-            return whole(self, *arguments)
+            return whole(self, *arguments, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(Model, "embed_raw", embed_raw)
@@ -106,9 +123,9 @@ def test_an_interrupted_pass_goes_on(cli: Cli, interrupted: Cli, place: Path, mo
     assert interrupted(*arguments)[0] == 130
     whole, encoded = Model.embed_raw, []
 
-    def embed_raw(self: Model, images: ImageDataset, *arguments: Any) -> Any:
+    def embed_raw(self: Model, images: ImageDataset, *arguments: Any, **options: Any) -> Any:
         encoded.extend(images.kept.tolist())
-        return whole(self, images, *arguments)
+        return whole(self, images, *arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Model, "embed_raw", embed_raw)
@@ -248,4 +265,10 @@ def test_export(cli: Cli, place: Path) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (3, 48, 48, 3), dtype=np.uint8)
     session = onnxruntime.InferenceSession(place / "model.onnx", providers=["CPUExecutionProvider"])
     expected = load(place / "run", precision="float32").encode(pixels)  # `auto` may compute in bfloat16
+    np.testing.assert_allclose(session.run(None, {"image": pixels[1]})[0], expected[1], atol=1e-4)
+    code, _, errors = cli("export", place / "run", "--out", place / "crops.onnx", "--input", "crops")
+    assert (code, errors) == (0, f"{place / 'crops.onnx'}: 48x48 pixels to 24 dimensions (onnx)\n")
+    session = onnxruntime.InferenceSession(place / "crops.onnx", providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(None, {"pixels": pixels})[0], expected, atol=1e-4)
+    code, _, errors = cli("export", place / "run", "--to", "hub", "--out", place / "hub", "--input", "crops")
+    assert (code, errors) == (2, "bier: --input is for --to onnx.\n")

@@ -31,6 +31,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = [f"{number}.png" for number in range(20)]
     about = {"groups": [4, 8], "weighting": "sqrt", "paths": paths, "labels": None, "root": str(folder), "model": {}}
     (folder / "vectors.json").write_text(json.dumps(about))
+    (folder / "photos").mkdir()
+    (folder / "photos" / "one.png").touch()
     (folder / "table.parquet").write_bytes(b"PAR1")
     (folder / "cars" / "car_ims").mkdir(parents=True)
     (folder / "cars" / "cars_annos.mat").touch()
@@ -46,6 +48,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("matlab", "scipy", ["data", "check", "--data", "cars", "--root", "cars"]),
         ("onnx", "onnx", ["export", "model", "--out", "model.onnx"]),
         ("onnx", "onnxscript", ["export", "model", "--out", "model.onnx"]),
+        ("onnx", "onnxruntime", ["embed", "model", "photos", "--out", "x.safetensors", "--backend", "onnx"]),
+        ("openvino", "openvino", ["embed", "model", "photos", "--out", "x.safetensors", "--backend", "openvino"]),
+        ("openvino", "openvino", ["index", "model", "photos", "--out", "x.index", "--backend", "openvino"]),
         ("index", "faiss", ["index", "vectors.safetensors", "--out", "graph", "--kind", "hnsw"]),
         ("milvus", "pymilvus", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
         ("milvus", "milvus_lite", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),

@@ -9,6 +9,7 @@ import typer
 
 from bier.cli.terminal import (
     Backbone,
+    Backend,
     Cache,
     Json,
     SkipBroken,
@@ -30,6 +31,7 @@ def embed(
         typer.Argument(help="A folder of images, or a table (CSV or Parquet) with the columns path and label."),
     ] = None,
     backbone: Backbone = None,
+    backend: Backend = "torch",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Images per batch.")] = 64,
     workers: Annotated[int | None, typer.Option("--workers", help="Threads that decode images.")] = None,
     cache: Cache = None,
@@ -52,6 +54,8 @@ def embed(
 
     bier embed photos --backbone efficientnet_lite0 --out plain.safetensors
 
+    bier embed runs/birds photos --out vectors.safetensors --backend openvino
+
     torchrun --nproc-per-node 8 --no-python bier embed runs/birds photos --out vectors.safetensors
     """
     if out.suffix != ".safetensors":
@@ -67,7 +71,9 @@ def embed(
     # One process may finish days before another.
     with distributed.process_group("gloo", timedelta(days=7)), progress_bar() as bar:
         progress = follow_steps(bar) if distributed.rank() == 0 else None
-        source = ImageSource(used, part, cache=cache, skip_broken=skip_broken, workers=workers, progress=progress)
+        source = ImageSource(
+            used, part, cache=cache, skip_broken=skip_broken, workers=workers, progress=progress, backend=backend
+        )
         resumed = write_embeddings(source, out, batch_size, progress)
         if distributed.rank():
             return

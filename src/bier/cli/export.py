@@ -21,6 +21,12 @@ def export(
     to: Annotated[
         Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")
     ] = "onnx",
+    takes: Annotated[
+        Literal["image", "crops"],
+        typer.Option(
+            "--input", help="onnx: one decoded picture of any size, or a batch of crops that the caller has prepared."
+        ),
+    ] = "image",
     learners: Annotated[
         int | None, typer.Option("--learners", metavar="M", help="onnx: only the first M learners.")
     ] = None,
@@ -33,15 +39,21 @@ def export(
 ) -> None:
     """Write a model for other programs: an ONNX graph, or a folder for the Hugging Face Hub.
 
-    The graph has the scaling of pixels, the backbone and the test-time vector. Its input `pixels` is uint8 (N, crop,
-    crop, 3) in RGB, any N; its output `vectors` is float32 (N, d). The folder has the weights, config.json and a model
-    card; `hf upload OWNER/NAME FOLDER` uploads it, and hf:OWNER/NAME is then a model in every command.
+    The graph has all that follows decoding: resizing, padding, cropping and scaling of the picture, the backbone and
+    the test-time vector. Its input `image` is uint8 (height, width, 3) in RGB, upright, of any size; its output
+    `vector` is float32 (d). With --input crops it has no resizing and takes batches: `pixels`, uint8 (N, crop, crop,
+    3), any N, to `vectors`, float32 (N, d).
+
+    The folder has the weights, config.json and a model card; `hf upload OWNER/NAME FOLDER` uploads it, and
+    hf:OWNER/NAME is then a model in every command.
 
     [bold]Examples[/bold]
 
     bier export runs/birds --to onnx --out birds.onnx
 
     bier export runs/birds --out small.onnx --learners 1
+
+    bier export runs/birds --out batches.onnx --input crops
 
     bier export --backbone efficientnet_lite0 --out plain.onnx
 
@@ -53,6 +65,8 @@ def export(
     if to == "hub":
         if learners is not None:
             raise ConfigError("--learners is for --to onnx; from the hub, encode(learners=M) gives a shorter vector.")
+        if takes != "image":
+            raise ConfigError("--input is for --to onnx.")
         loaded = load(source, device="cpu")
         _for_hub(loaded, source if isinstance(source, Path) else None, out, results, licence)
     else:
@@ -61,14 +75,22 @@ def export(
         if results is not None or licence is not None:
             raise ConfigError("--results and --licence are for the model card of --to hub.")
         loaded = load(source, precision="float32", device="cpu")
-        export_onnx(loaded, out, learners)
+        export_onnx(loaded, out, learners, takes=takes)
     dimension = sum(loaded.groups[:learners])
     if json:
         emit({"out": str(out), "format": to, "crop": loaded.backbone.crop, "dimension": dimension})
+    elif to == "hub":
+        say(f"{out}: {_input_of(loaded, 'crops')} to {dimension} dimensions (hub)")
+        say(f"Read {out / 'README.md'}, then upload it with: hf upload OWNER/NAME {out}")
     else:
-        say(f"{out}: {loaded.backbone.crop}x{loaded.backbone.crop} pixels to {dimension} dimensions ({to})")
-        if to == "hub":
-            say(f"Read {out / 'README.md'}, then upload it with: hf upload OWNER/NAME {out}")
+        say(f"{out}: {_input_of(loaded, takes)} to {dimension} dimensions (onnx)")
+
+
+def _input_of(model: "Model", takes: str) -> str:
+    crop = model.backbone.crop
+    if not crop:
+        return f"{model.backbone.features} features"
+    return "a picture of any size" if takes == "image" else f"{crop}x{crop} pixels"
 
 
 def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, licence: str | None) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bier.cli.terminal import Backbone, Json, emit, follow_steps, model_and_images, progress_bar, say
+from bier.cli.terminal import Backbone, Backend, Json, emit, follow_steps, model_and_images, progress_bar, say
 from bier.errors import SearchError
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def index(
         ),
     ] = "auto",
     backbone: Backbone = None,
+    backend: Backend = "torch",
     rebuild: Annotated[bool, typer.Option("--rebuild", help="With --store: empty the collection first.")] = False,
     json: Json = False,
 ) -> None:
@@ -80,7 +81,7 @@ def index(
     start = time.perf_counter()
     with progress_bar() as bar:
         progress = follow_steps(bar)
-        given = _source(source, images, backbone)
+        given = _source(source, images, backbone, backend)
         result: dict[str, Any]
         if out is not None:
             made = build_index(given, kind, progress)
@@ -103,15 +104,15 @@ def index(
         say(f"{result['images']:,} images in {where} ({result['method']}, {result['seconds']:.1f} s)")
 
 
-def _source(source: Path, images: Path | None, backbone: str | None) -> "Source":
+def _source(source: Path, images: Path | None, backbone: str | None, backend: Any) -> "Source":
     from bier.collection import ImageSource, StoredSource
     from bier.data import list_images
 
     if backbone is not None:
         model, listed = model_and_images(source, images, backbone)
-        return ImageSource(model, list_images(listed))
+        return ImageSource(model, list_images(listed), backend=backend)
     if source.is_file() or source.suffix == ".safetensors":
         return StoredSource.read(source)
     if images is None:
         raise SearchError(f"{source} must be a file of `bier embed`, or a model followed by a folder of images.")
-    return ImageSource(source, list_images(images))
+    return ImageSource(source, list_images(images), backend=backend)

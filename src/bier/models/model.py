@@ -28,6 +28,7 @@ from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import hub
 from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
 from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone
+from bier.models.backends import Backend, check_backend, compiled
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
 
 VERSION = 1
@@ -154,6 +155,10 @@ class Model(nn.Module, ModelHubMixin):
         self.precision = precision
         self.metadata = dict(metadata or {})
         self._ready: tuple[object, nn.Sequential] | None = None
+        self._compiled: dict[object, Callable[[Tensor], Tensor]] = {}  # that network in other engines
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": {}}  # what other engines hold can be neither pickled nor copied
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -186,6 +191,8 @@ class Model(nn.Module, ModelHubMixin):
         learners: int | None = None,
         workers: int | None = None,
         progress: bool | Progress | None = None,
+        *,
+        backend: Backend = "torch",
     ) -> NDArray[np.float32]:
         """The test-time vectors of images, as `forward` in eval mode gives them for their centre crops.
 
@@ -197,13 +204,15 @@ class Model(nn.Module, ModelHubMixin):
             workers: threads that decode; None chooses.
             progress: True shows a progress bar on standard error. A function is called with (images done, images in
                 all); all is 0 where their number is not known before the end.
+            backend: what runs the network: `torch`, or on a CPU `onnx` (ONNX Runtime) or `openvino`, which are faster
+                but take some seconds to start; the network is kept for later calls. docs/models.md has figures.
 
         Returns:
             float32 (N, d). One image gives (1, d); none give (0, d).
         """
         dimension = sum(self.groups[:learners])
         with _following(progress) as follow:
-            batches = self._raw_batches(images, batch_size, workers, follow)
+            batches = self._raw_batches(images, batch_size, workers, follow, backend)
             return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
 
     def embed_raw(
@@ -212,9 +221,11 @@ class Model(nn.Module, ModelHubMixin):
         batch_size: int = 64,
         workers: int | None = None,
         progress: Progress | None = None,
+        *,
+        backend: Backend = "torch",
     ) -> NDArray[np.float32]:
         """The raw embedding z, float32 (N, d), of which every learner's part and the test-time vector are made."""
-        return to_array(self._raw_batches(images, batch_size, workers, progress), self.dimension)
+        return to_array(self._raw_batches(images, batch_size, workers, progress, backend), self.dimension)
 
     def vectors(self, raw: NDArray[np.float32], learners: int | None = None) -> NDArray[np.float32]:
         """The test-time vectors of raw embeddings (N, d)."""
@@ -276,17 +287,29 @@ class Model(nn.Module, ModelHubMixin):
         state = tuple((id(tensor), tensor._version, tensor.device, tensor.dtype) for tensor in tensors)
         if self._ready is None or self._ready[0] != state:
             self._ready = (state, nn.Sequential(folded(self.backbone), self.ensemble))
+            self._compiled.clear()
         return self._ready[1]
 
+    def _network_in(self, backend: Backend) -> Callable[[Tensor], Tensor]:
+        """The folded backbone in an engine, compiled the first time and whenever the weights have changed."""
+        check_backend(backend, self.device)
+        backbone, crop = self.network()[0], self.backbone.crop
+        if backend == "torch" or not crop:
+            return backbone
+        key = (backend, self.precision, crop, torch.get_num_threads())
+        if key not in self._compiled:
+            self._compiled[key] = compiled(backbone, crop, backend, self.precision)
+        return self._compiled[key]
+
     def _raw_batches(
-        self, images: Images, batch_size: int, workers: int | None, progress: Progress | None
+        self, images: Images, batch_size: int, workers: int | None, progress: Progress | None, backend: Backend
     ) -> Iterator[Tensor]:
         batches, total = batches_for(self.backbone, images, batch_size, workers)
-        backbone, _ = self.network()
-        outputs = run_network(self.embedding_of(backbone), batches, self.device, progress=progress, total=total or 0)
+        embed = self.embedding_of(self._network_in(backend))
+        outputs = run_network(embed, batches, self.device, progress=progress, total=total or 0)
         return (z.float().cpu() for z in outputs)
 
-    def embedding_of(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
+    def embedding_of(self, network: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Inputs to the raw embedding, by the backbone or by what follows its frozen stages.
 
         The network runs in the precision of the model, the embedding in that of its weights.
