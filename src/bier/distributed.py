@@ -1,7 +1,7 @@
 """One process or many: who this process is, and embeddings gathered across processes together with their gradients."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
@@ -46,11 +47,25 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
     if (here := device()).type == "cuda":
         torch.cuda.set_device(here)  # what torch places on "cuda" without a number belongs on the GPU of this process
     default = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend or default, timeout=timeout)
+    dist.init_process_group(backend or default, timeout=timeout, **_empty_store())
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _empty_store() -> dict[str, Any]:
+    """Where processes that torchrun has started again meet: at a place that those before them have not used.
+
+    torchrun keeps its store, and a new process that reads the address of a dead one there waits for it until the
+    timeout. Agents on several machines count their restarts separately, so that their count is no common name; for
+    them docs/scale.md names a variable that makes them begin with an empty store.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts == "0" or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+        return {}
+    store, number, count = next(rendezvous("env://"))
+    return {"store": dist.PrefixStore(f"restart-{restarts}", store), "rank": number, "world_size": count}  # type: ignore[attr-defined]
 
 
 def gather(local: Tensor) -> Tensor:
@@ -110,6 +125,32 @@ def from_first(compute: Callable[[], T]) -> T:
     dist.broadcast_object_list(values, src=0)
     value: T = values[0]
     return value
+
+
+def share(items: Sequence[T], shared: bool = True) -> Sequence[T]:
+    """Every `world`-th of the items, beginning with number `rank`; all of them where the work is not shared."""
+    return items[rank() :: world()] if shared else items
+
+
+def join_shares(found: list[T], shared: bool = True) -> list[T]:
+    """What the processes have found in their shares, one process after the other."""
+    if not shared or world() == 1:
+        return found
+    lists: list[Any] = [None] * world()
+    dist.all_gather_object(lists, found)
+    return [one for some in lists for one in some]
+
+
+def sum_shares(values: Tensor, shared: bool = True) -> None:
+    """Add up what the processes have counted in their shares, in place."""
+    if shared and world() > 1:
+        dist.all_reduce(values)
+
+
+def highest_of_shares(values: Tensor, shared: bool = True) -> None:
+    """The highest of each value that a process has found in its share, in place."""
+    if shared and world() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
 
 
 def sharded(

@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +74,11 @@ def test_two_processes_train_what_one_does(features_file: Path, tmp_path: Path) 
 def test_evaluate_gives_the_same_numbers(pictures: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     Model(build_backbone("conv4"), EmbeddingEnsemble(512, (4, 8))).save(tmp_path / "model")
-    arguments = ["evaluate", str(tmp_path / "model"), "--data", "folder", "--root", str(pictures), "--json"]
+    shutil.copytree(pictures, tmp_path / "pictures")
+    for number in (0, 7):  # in the shares of both
+        (tmp_path / "pictures" / f"class {number}" / "broken.png").write_bytes(b"no picture")
+    arguments = ["evaluate", str(tmp_path / "model"), "--data", "folder", "--root", str(tmp_path / "pictures")]
+    arguments += ["--skip-broken", "--json"]
     results = []
     for command in ([sys.executable, "-m", "bier"], TWO):
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=QUIET, check=False)
@@ -81,7 +88,45 @@ def test_evaluate_gives_the_same_numbers(pictures: Path, tmp_path: Path) -> None
     assert one["queries"] == two["queries"] == 64
     for name, recalls in one["recall"].items():
         assert two["recall"][name] == pytest.approx(recalls, abs=1e-6)
+    assert [Path(broken["path"]).parent.name for broken in one["skipped"]] == ["class 0", "class 7"]
+    assert two["skipped"] == one["skipped"]
+    assert two["map_at_r"] == pytest.approx(one["map_at_r"], abs=1e-6)
+    assert two["same"]["pairs"] == one["same"]["pairs"]
     assert two["feature_correlation"] == pytest.approx(one["feature_correlation"], abs=1e-5)
+
+
+PICTURES = {
+    **SETTINGS,
+    "model.backbone": "conv4",
+    "data.validation": 0.0,
+    "train.steps": 60,
+    "train.checkpoint_every": 7,
+    "train.keep_checkpoints": 1,
+    "data.workers": 0,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)
+@pytest.mark.parametrize("killed", [0, 1])
+def test_torchrun_restarts_end_as_the_undisturbed_run(
+    pictures: Path, tmp_path: Path, assert_same_runs: Callable[[Path, Path], None], killed: int
+) -> None:
+    """SIGKILL of one of two processes at a random step; the same command goes on, and ends with the same bits."""
+    arguments = ["train", "--data", "folder", "--root", str(pictures), *as_options(PICTURES)]
+    restarting = [*TWO[:-2], "--max-restarts", "2", *TWO[-2:]]
+    command = [*TWO, *arguments, "--out", str(tmp_path / "whole")]
+    whole = subprocess.run(command, capture_output=True, text=True, env=QUIET, check=False)
+    assert whole.returncode == 0, whole.stderr
+    run, drawn = tmp_path / "disturbed", random.SystemRandom().randint(8, 50)
+    command = [*restarting, *arguments, "--out", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=QUIET)
+    wait_for_step(run, drawn, process)
+    os.kill(workers_of(process)[killed], signal.SIGKILL)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert f"Started again by torchrun: going on with {run}" in said, f"killed at step {drawn}"
+    assert_same_runs(tmp_path / "whole", run)
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from bier.config import Config
 from bier.errors import BusyError, ConfigError, TrainingError
 from bier.files import locked
 from bier.training import resolve
-from bier.training.run_folder import complete, read_checkpoint, read_metrics
+from bier.training.run_folder import complete, read_checkpoint, read_metrics, step_of, write_checkpoint
 
 KILLS = 5
 SameRuns = Callable[[Path, Path], None]
+Cli = Callable[..., tuple[int, str, str]]
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -132,6 +134,58 @@ def test_a_run_is_not_overwritten_and_a_missing_one_not_resumed(features_file: P
     with pytest.raises(ConfigError, match="There is no run to resume at"):
         bier.train(config, tmp_path / "elsewhere", resume=True)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def cut_back(run: Path, step: int) -> None:
+    """As if the run had been killed after this checkpoint."""
+    shutil.rmtree(run / "model")
+    for checkpoint in complete(run / "checkpoints"):
+        if step_of(checkpoint) > step:
+            shutil.rmtree(checkpoint)
+
+
+def test_a_command_that_torchrun_starts_again_goes_on(
+    cli: Cli, features_file: Path, tmp_path: Path, assert_same_runs: SameRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here in one process; test_distributed.py kills one of two."""
+    settings = ("train.checkpoint_every=2", "train.keep_checkpoints=9", "data.validation=0.0", "train.log_every=1")
+    options = [word for setting in settings for word in ("--set", setting)]
+    command = ("train", "--data", "features", "--root", features_file, "--steps", 6, *options, "--out")
+    assert cli(*command, tmp_path / "whole")[0] == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    cut_back(tmp_path / "again", 4)
+
+    code, _, said = cli(*command, tmp_path / "again")
+    assert (code, "already holds a run" in said) == (2, True)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this job")  # the run is not of this job, whatever was restarted
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert cli(*command, tmp_path / "again")[0] == 2
+    (tmp_path / "again" / ".torchrun").write_text("this job")
+    code, _, said = cli(*command, tmp_path / "again")
+    assert code == 0, said
+    assert f"Started again by torchrun: going on with {tmp_path / 'again'} from its newest checkpoint." in said
+    assert_same_runs(tmp_path / "whole", tmp_path / "again")
+
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # a job without an id counts its restarts
+    cut_back(tmp_path / "again", 2)
+    assert cli(*command, tmp_path / "again")[0] == 0
+    assert_same_runs(tmp_path / "whole", tmp_path / "again")
+    code, _, said = cli(*command, tmp_path / "again", "--set", "train.learning_rate=0.5")
+    assert (code, "other settings" in said) == (2, True)
+
+
+def test_another_number_of_processes_is_said(features_file: Path, tmp_path: Path) -> None:
+    """A cluster that has lost a machine goes on."""
+    config = resolve("bier", "features", {"data.root": str(features_file), "train.steps": 4, "data.validation": 0.0})
+    config = config.with_settings({"train.checkpoint_every": 2, "train.keep_checkpoints": 9})
+    bier.train(config, tmp_path / "run")
+    cut_back(tmp_path / "run", 2)
+    (checkpoint,) = complete(tmp_path / "run" / "checkpoints")
+    saved = read_checkpoint(checkpoint)
+    two = {kind: rows.repeat(2, 1) for kind, rows in saved.random.items()}
+    write_checkpoint(checkpoint.parent, 2, replace(saved, random=two))
+    with pytest.warns(UserWarning, match="Up to step 2 the run had 2 processes, now it has 1. Batches"):
+        assert bier.train(config, tmp_path / "run", resume=True).step == 4
 
 
 def test_a_damaged_checkpoint_is_one_line_and_the_one_before_serves(

@@ -2,7 +2,9 @@
 
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +100,8 @@ def train(
     """Train an embedding ensemble and leave a run folder: config, metrics, checkpoints, model.
 
     On a machine without a GPU the fine-tuning of a pretrained backbone is planned for 30 minutes; --minutes changes
-    that, --steps trains without a plan. `bier settings` lists what --set takes.
+    that, --steps trains without a plan. `bier settings` lists what --set takes. Processes that torchrun starts again
+    after a failure (--max-restarts) go on from the newest checkpoint.
 
     [bold]Examples[/bold]
 
@@ -112,7 +115,7 @@ def train(
 
     bier train --resume runs/shop
 
-    torchrun --nproc-per-node 2 -m bier train --data glyphs
+    torchrun --nproc-per-node 2 --max-restarts 3 -m bier train --data glyphs
     """
     from bier.config import Config, parse_settings
     from bier.data.catalog import check_name
@@ -138,18 +141,46 @@ def train(
     check_name(resolved.data.name)
     _check_minutes(minutes, chosen)
     first = os.environ.get("RANK", "0") == "0"  # of several processes one prints
-    with progress_bar() as bar:
+    with progress_bar() as bar, _warnings_as_lines():
         watcher = Watcher(bar, resolved)
         plan = None
-        if resume is None and config is None and "train.steps" not in chosen:
+        planned = resume is None and config is None and "train.steps" not in chosen
+        begun = None if resume is not None else _begun_before(out, resolved)
+        if begun is not None and planned:
+            resolved = Config.from_toml(begun / "config.toml").with_settings(chosen)
+        elif planned:
             resolved, plan = _planned(resolved, out, minutes, chosen, watcher)
         from bier.training import train as run_training
         from bier.training.observers import Together, logger
 
         observer = Together(watcher, *(logger(name, resolved) for name in log or [])) if first else None
-        run = run_training(resolved, resume or out, resume=resume is not None, observer=observer)
+        place = resume or begun
+        run = run_training(resolved, place or out, resume=place is not None, observer=observer)
     if first:
         _report(run, resolved, watcher.seconds, plan, json)
+
+
+def _begun_before(out: Path | None, config: "Config") -> Path | None:
+    """The run to go on with where torchrun has started this process again after a failure; None for a new run.
+
+    `train` compares the settings of this command with those of the run.
+    """
+    from bier.training.run_folder import begun_by_this_job, default_folder
+
+    run = out or default_folder(config)
+    if not begun_by_this_job(run):
+        return None
+    if os.environ.get("RANK", "0") == "0":
+        say(f"Started again by torchrun: going on with {run} from its newest checkpoint.")
+    return run
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Warnings without the place in the code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: say(f"bier: {message}")
+        yield
 
 
 def _check_minutes(minutes: float | None, chosen: Mapping[str, Any]) -> None:

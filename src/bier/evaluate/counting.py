@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import torch
 
+from bier import distributed
+
 TILE = 768  # 2.4 MB of scores: the comparisons stay inside the processor's cache
 CHUNK = 1 << 22  # numbers held at once while the best positives are looked for
 ROUNDING = 2.0**-24  # float32: half a unit in the last place of 1
@@ -52,18 +54,25 @@ class Thresholds(NamedTuple):
 
 @torch.no_grad()
 def count_ahead(
-    queries: Side, gallery: Side | None, mix: torch.Tensor, tile: int = TILE, progress: Progress | None = None
+    queries: Side,
+    gallery: Side | None,
+    mix: torch.Tensor,
+    tile: int = TILE,
+    progress: Progress | None = None,
+    shared: bool = False,
 ) -> torch.Tensor:
     """Count the negatives ahead of each query's best positive.
 
     `mix` (V, M) holds non-negative weights: score v of a pair is sum_m mix[v, m] <a_m, b_m>. Without a gallery the
     queries are their own gallery, each pair is multiplied once and no image meets itself. Returns int64 (V, N) in the
-    queries' original order; -1 where the gallery holds no positive.
+    queries' original order; -1 where the gallery holds no positive. `shared`: all processes call this with the same
+    arguments, each counts a share of the tiles, and all get the whole.
     """
     other = queries if gallery is None else gallery
     bar = _thresholds(queries, other, gallery is None, mix)
     ahead = torch.zeros(len(mix), len(queries.classes), dtype=torch.int64)
-    pairs = list(_tile_pairs(len(queries.classes), len(other.classes), tile, triangle=gallery is None))
+    everything = list(_tile_pairs(len(queries.classes), len(other.classes), tile, triangle=gallery is None))
+    pairs = distributed.share(everything, shared)
     work = _Tiles(queries, other, mix, bar, tile, both_sides=gallery is None)
     for done, (rows, cols, by_row, by_col) in enumerate(_in_threads(work, pairs), start=1):
         ahead[:, rows] += by_row
@@ -71,6 +80,7 @@ def count_ahead(
             ahead[:, cols] += by_col
         if progress is not None:
             progress(done, len(pairs))
+    distributed.sum_shares(ahead, shared)
     ahead[torch.isinf(bar.best)] = -1
     result = torch.empty_like(ahead)
     result[:, queries.order] = ahead
@@ -87,7 +97,7 @@ def _tile_pairs(rows: int, cols: int, tile: int, *, triangle: bool) -> Iterator[
             yield slice(top, min(top + tile, rows)), slice(left, min(left + tile, cols))
 
 
-def _in_threads(count: Callable[[TilePair], TileCount], pairs: list[TilePair]) -> Iterator[TileCount]:
+def _in_threads(count: Callable[[TilePair], TileCount], pairs: Sequence[TilePair]) -> Iterator[TileCount]:
     """Count each tile in one thread. Threads that share a tile would synchronise a dozen times per tile."""
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))

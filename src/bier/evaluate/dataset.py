@@ -131,7 +131,7 @@ def assess(
     frozen_before: the first stage that was trained; the maps that enter it are kept in `cache`, in bfloat16 as training
     has them, for the next model with the same frozen stages.
     keep: a folder where the embeddings of this model are kept; those of the same images are read from there.
-    Under torchrun each process embeds its share, and all of them get the result.
+    Under torchrun all processes call this; each embeds and compares its share, and all of them get the result.
     """
     reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before, keep)
     kept, threshold = model.metadata.get("same"), kept_threshold(model.metadata)
@@ -146,6 +146,7 @@ def assess(
             gallery_labels=gallery.labels,
             weighting=model.weighting,
             threshold=threshold,
+            shared=True,
         )
         both = np.concatenate([queries.labels, gallery.labels])
         measured = Measured(dataset.name, QUERY_GALLERY, len(np.unique(both)), len(both))
@@ -160,6 +161,7 @@ def assess(
         repeats=repeats,
         weighting=model.weighting,
         threshold=threshold,
+        shared=True,
     )
     measured = Measured(dataset.name, part or "test", len(np.unique(test.labels)), len(test.labels))
     return Assessment(result, measured, test.image, None, reader.broken, kept)
@@ -286,7 +288,7 @@ class _Reader:
         if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
             return _Embedded(self.model.embed_raw(part.images, progress=self.progress), part.labels, None)
         source = ImageDataset(
-            part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers
+            part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers, shared=True
         )
         self.broken += source.broken
         z = distributed.sharded(source.kept, lambda mine: self._embed(source.only(mine), f"{dataset.name}-{name}"))

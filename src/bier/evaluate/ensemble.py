@@ -124,6 +124,7 @@ def evaluate_ensemble(
     ranking: bool = True,
     threshold: float | None = None,
     progress: Progress | None = None,
+    shared: bool = False,
 ) -> EnsembleResult:
     """Measure an ensemble from its raw embeddings `z` (N, d), whose columns `groups` splits into learners.
 
@@ -131,7 +132,8 @@ def evaluate_ensemble(
     the first m learners as an ensemble of m by its own alphas, so that `prefix-M` is `ensemble`. One learner alone has
     `ensemble` and `learner-1` only. `repeats` asks for that many random galleries (VehicleID); the queries of all of
     them then count together. `threshold` is a similarity above which images count as the same, to be tested here.
-    `ranking=False` leaves out mAP@R, R-Precision and the ROC, which cost two full multiplies more.
+    `ranking=False` leaves out mAP@R, R-Precision and the ROC, which cost two full multiplies more. `shared`: all
+    processes call this with the same arguments, share the work and get the same result.
     """
     started = time.perf_counter()
     if weighting not in WEIGHTINGS:
@@ -139,10 +141,10 @@ def evaluate_ensemble(
     values = check_ks(ks)
     tests = _test_sets(z, labels, gallery, gallery_labels, repeats, seed)
     sizes = check_groups(groups, tests[0].z.shape[1])
-    found = _all_ranks(tests, sizes, weighting, progress)
+    found = _all_ranks(tests, sizes, weighting, progress, shared)
     recall = {name: recall_from_ranks(row, values) for name, row in found.items()}
     everything = tests[0].everything
-    rankings = [_rank_r(test, sizes, weighting) for test in tests] if ranking else []
+    rankings = [_rank_r(test, sizes, weighting, shared) for test in tests] if ranking else []
     return EnsembleResult(
         groups=sizes,
         weighting=weighting,
@@ -158,7 +160,7 @@ def evaluate_ensemble(
         queries=len(tests[0].z),
         gallery=len(tests[0].z if tests[0].gallery is None else tests[0].gallery),
         without_positive=int(np.sum(found["ensemble"][: len(tests[0].z)] == NO_POSITIVE)),
-        same=_same(tests[0], sizes, weighting, threshold) if ranking else None,
+        same=_same(tests[0], sizes, weighting, threshold, shared) if ranking else None,
         seconds=time.perf_counter() - started,
         test=tests[0],
     )
@@ -206,7 +208,7 @@ def _variants(learners: int, weighting: Weighting) -> dict[str, list[float]]:
 
 
 def _all_ranks(
-    tests: list[Evaluated], sizes: tuple[int, ...], weighting: Weighting, progress: Progress | None
+    tests: list[Evaluated], sizes: tuple[int, ...], weighting: Weighting, progress: Progress | None, shared: bool
 ) -> dict[str, NDArray[np.int64]]:
     variants = _variants(len(sizes), weighting)
     mix = torch.tensor(list(variants.values()), dtype=torch.float64)
@@ -214,7 +216,8 @@ def _all_ranks(
     for number, test in enumerate(tests):
         others = None if test.gallery is None else unit_parts(test.gallery, sizes)
         queries, gallery = sides(unit_parts(test.z, sizes), test.classes, others, test.gallery_classes)
-        runs.append(count_ahead(queries, gallery, mix, progress=_share(progress, number, len(tests))).numpy())
+        follow = _share(progress, number, len(tests))
+        runs.append(count_ahead(queries, gallery, mix, progress=follow, shared=shared).numpy())
     counted = dict(zip(variants, np.concatenate(runs, axis=1), strict=True))
     if len(sizes) == 1:
         return {"ensemble": counted["learner-1"], **counted}
@@ -248,13 +251,13 @@ def _alone_right(found: dict[str, NDArray[np.int64]], learners: int) -> tuple[fl
     return tuple((100.0 * alone.mean(axis=1)).tolist())
 
 
-def _rank_r(test: Evaluated, sizes: tuple[int, ...], weighting: Weighting) -> tuple[float, float]:
+def _rank_r(test: Evaluated, sizes: tuple[int, ...], weighting: Weighting, shared: bool) -> tuple[float, float]:
     vectors, others = test.vectors(sizes, weighting)
-    return rank_r(vectors, test.classes, others, test.gallery_classes)
+    return rank_r(vectors, test.classes, others, test.gallery_classes, shared=shared)
 
 
 def _same(
-    test: Evaluated, sizes: tuple[int, ...], weighting: Weighting, threshold: float | None
+    test: Evaluated, sizes: tuple[int, ...], weighting: Weighting, threshold: float | None, shared: bool
 ) -> Verification | None:
     vectors, others = test.vectors(sizes, weighting)
-    return verify(vectors, test.classes, others, test.gallery_classes, threshold=threshold)
+    return verify(vectors, test.classes, others, test.gallery_classes, threshold=threshold, shared=shared)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from bier import distributed
 from bier.errors import DataError
 from bier.evaluate.counting import Progress, Side, count_ahead, sort_by_class
 from bier.method.equations import unit_rows
@@ -250,12 +251,13 @@ def rank_r(
     gallery: Vectors | None = None,
     gallery_labels: Labels | None = None,
     progress: Progress | None = None,
+    shared: bool = False,
 ) -> Ranking:
     """Return mAP@R and R-Precision, where R is the number of the query's positives in the gallery.
 
     R-Precision is the share of positives among the first R answers; mAP@R is 1/R sum_{i<=R} precision(i) [answer i is
     positive]. Scores are float32 dot products, a query never meets itself, ties count against the query, and a query
-    without a positive scores 0. Memory is bounded: a block of queries at a time.
+    without a positive scores 0. Memory is bounded: a block of queries at a time. `shared` is as in `count_ahead`.
     """
     others = None if gallery is None else [as_matrix(gallery, "gallery")]
     queries, sorted_gallery = sides([as_matrix(vectors)], labels, others, gallery_labels)
@@ -263,7 +265,7 @@ def rank_r(
     step = max(1, BLOCK // len(target.classes))
     sums = torch.zeros(2, dtype=torch.float64)
     count = len(queries.classes)
-    for top in range(0, count, step):
+    for top in distributed.share(range(0, count, step), shared):
         rows = slice(top, min(top + step, count))
         scores = queries.parts[0][rows] @ target.parts[0].T
         if sorted_gallery is None:  # a query is not its own neighbour
@@ -271,6 +273,7 @@ def rank_r(
         sums += _block_sums(scores, queries.classes[rows], target.classes)
         if progress is not None:
             progress(rows.stop, count)
+    distributed.sum_shares(sums, shared)
     average, precision = (100 * sums / count).tolist()
     return Ranking(average, precision)
 

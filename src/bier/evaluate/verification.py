@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bier import distributed
 from bier.errors import DataError
 from bier.evaluate.recall import Labels, Vectors, as_matrix, check_groups, sides, unit_parts
 from bier.method.defaults import Weighting
@@ -105,6 +106,7 @@ def verify(
     *,
     precision: float = PRECISION,
     threshold: float | None = None,
+    shared: bool = False,
 ) -> Verification | None:
     """Measure ROC, equal error rate and thresholds of vectors (N, d), compared by cosine.
 
@@ -113,7 +115,7 @@ def verify(
     """
     if not 0 < precision <= 100:
         raise DataError(f"The 'precision' parameter must lie above 0 and up to 100 percent. Got {precision} instead.")
-    return summarise(count_pairs(vectors, labels, gallery, gallery_labels), precision, threshold)
+    return summarise(count_pairs(vectors, labels, gallery, gallery_labels, shared), precision, threshold)
 
 
 def summarise(pairs: Pairs, precision: float = PRECISION, threshold: float | None = None) -> Verification | None:
@@ -139,29 +141,36 @@ def summarise(pairs: Pairs, precision: float = PRECISION, threshold: float | Non
 
 @torch.no_grad()
 def count_pairs(
-    vectors: Vectors, labels: Labels, gallery: Vectors | None = None, gallery_labels: Labels | None = None
+    vectors: Vectors,
+    labels: Labels,
+    gallery: Vectors | None = None,
+    gallery_labels: Labels | None = None,
+    shared: bool = False,
 ) -> Pairs:
-    """Count all pairs by similarity. No image meets itself."""
+    """Count all pairs by similarity. No image meets itself. `shared` is as in `count_ahead`."""
     others = None if gallery is None else [unit_rows(as_matrix(gallery, "gallery"))]
     queries, target = sides([unit_rows(as_matrix(vectors))], labels, others, gallery_labels)
     other = queries if target is None else target
     total, same = (torch.zeros(2 * STEPS + 1, dtype=torch.int64) for _ in range(2))
     best = torch.full((2, len(queries.classes)), -torch.inf)  # of the own class, of another
-    for rows in torch.arange(len(queries.classes)).split(TILE):
-        for columns in torch.arange(len(other.classes)).split(TILE):
-            if target is None and columns[0] < rows[0]:
-                continue  # counted with the rows and columns exchanged
-            scores = queries.parts[0][rows] @ other.parts[0][columns].T
-            alike = queries.classes[rows][:, None] == other.classes[columns]
-            once = None
-            if target is None and rows[0] == columns[0]:
-                scores.fill_diagonal_(-torch.inf)
-                once = torch.ones_like(alike).triu_(1)
-            _count(total, scores if once is None else scores[once])
-            _count(same, scores[alike if once is None else alike & once])
-            _update(best, rows, scores, alike)
-            if target is None and once is None:
-                _update(best, columns, scores.T, alike.T)
+    ours, theirs = (torch.arange(len(side.classes)).split(TILE) for side in (queries, other))
+    # Without a gallery each tile also stands for the one with rows and columns exchanged.
+    tiles = [(rows, columns) for rows in ours for columns in theirs if target is not None or columns[0] >= rows[0]]
+    for rows, columns in distributed.share(tiles, shared):
+        scores = queries.parts[0][rows] @ other.parts[0][columns].T
+        alike = queries.classes[rows][:, None] == other.classes[columns]
+        once = None
+        if target is None and rows[0] == columns[0]:
+            scores.fill_diagonal_(-torch.inf)
+            once = torch.ones_like(alike).triu_(1)
+        _count(total, scores if once is None else scores[once])
+        _count(same, scores[alike if once is None else alike & once])
+        _update(best, rows, scores, alike)
+        if target is None and once is None:
+            _update(best, columns, scores.T, alike.T)
+    for counted in (total, same):
+        distributed.sum_shares(counted, shared)
+    distributed.highest_of_shares(best, shared)
     ordered = torch.empty_like(best)
     ordered[:, queries.order] = best
     return Pairs(same.numpy(), (total - same).numpy(), *ordered.numpy())

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from bier import distributed
 from bier.errors import BierError, ConfigError, DataError
 from bier.files import printable
 from bier.images.cache import PixelCache
@@ -79,6 +80,7 @@ class ImageDataset(Dataset[Any]):
         workers: processes that read; None: several where there are files to decode, none where pixels are at hand.
         progress: called with (done, total) while the cache is filled or files are checked.
         crop, augment: the side of the tensors, by default `size`, and how they are cut out of the square.
+        shared: all processes of the process group call this alike; where files are checked, each checks a share.
 
     Indices always count the images as given. `.broken` lists the images that were left out, `.kept` the indices of the
     others. Without `skip_broken`, `.kept` is every index, and reading a broken image is a DataError that names it.
@@ -97,6 +99,7 @@ class ImageDataset(Dataset[Any]):
         crop: int | None = None,
         augment: str = "none",
         labels: ArrayLike | None = None,
+        shared: bool = False,
     ) -> None:
         if size < 1:
             raise ConfigError(f"The 'size' of prepared images must be a positive number of pixels. Got {size} instead.")
@@ -114,7 +117,7 @@ class ImageDataset(Dataset[Any]):
             self._cache = PixelCache(Path(cache), paths, self.boxes, size)
             self._fill_cache(self._cache, skip_broken, progress)
         elif skip_broken and not isinstance(self.images, np.ndarray):
-            self._check_all(progress)
+            self._check_all(progress, shared)
         unreadable = [broken.number for broken in self.broken]
         self.kept: NDArray[np.int64] = np.delete(np.arange(len(self.images), dtype=np.int64), unreadable)
 
@@ -203,11 +206,13 @@ class ImageDataset(Dataset[Any]):
             return self.workers
         return 0 if images <= _FEW else default_workers()
 
-    def _check_all(self, progress: Progress | None) -> None:
-        for chunk, _, reasons in self._attempts(range(len(self)), keep_pixels=False, progress=progress):
+    def _check_all(self, progress: Progress | None, shared: bool) -> None:
+        mine = distributed.share(range(len(self)), shared)
+        for chunk, _, reasons in self._attempts(mine, keep_pixels=False, progress=progress):
             for index, reason in zip(chunk, reasons, strict=True):
                 if reason:
                     self._note_broken(index, reason)
+        self.broken = sorted(distributed.join_shares(self.broken, shared))
 
     def _fill_cache(self, cache: PixelCache, skip_broken: bool, progress: Progress | None) -> None:
         with cache.building() as stale:

@@ -3,6 +3,7 @@
 import math
 import signal
 import time
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -379,19 +380,33 @@ def _start_or_restore(
 def _restored(
     saved: Checkpoint, step: int, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage
 ) -> TrainerState:
-    if (processes := len(saved.random["cpu"])) != distributed.world():
-        raise ConfigError(f"The run was made by {processes} processes and must go on with as many.")
     setup.objective.load_state_dict(saved.objective)
     average.load_state_dict(saved.average)
     run_folder.load_optimizer(optimizer, saved.optimizer)
     setup.sampler.load_state_dict(saved.sampler)
-    # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
-    random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
-    run_folder.set_random_state(setup.device, random)
     state = TrainerState(**saved.trainer)
     if state.step != step:
         raise ValueError(f"it is of step {state.step!r}")
+    if (processes := len(saved.random["cpu"])) != distributed.world():
+        _warn_of_processes(processes, step)
+        torch.manual_seed(setup.config.seed + distributed.rank() + step)
+        return state
+    # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
+    random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
+    run_folder.set_random_state(setup.device, random)
     return state
+
+
+def _warn_of_processes(before: int, step: int) -> None:
+    """A cluster that has lost a machine goes on with fewer processes; the loss still spans the whole batch."""
+    if distributed.rank() == 0:
+        warnings.warn(
+            f"Up to step {step} the run had {before} process{'es' * (before != 1)}, now it has {distributed.world()}. "
+            "Batches and the learning rate stay the same; sums are rounded differently, dropout draws other numbers "
+            "and batch norm that is trained sees other shares of a batch, so the weights will differ from those of an "
+            "undisturbed run.",
+            stacklevel=2,
+        )
 
 
 def _save(

@@ -140,10 +140,30 @@ def writing(target: Path, checkpoints: Path) -> Iterator[None]:
 
 
 CONFIG, METRICS, CHECKPOINTS, MODEL = "config.toml", "metrics.jsonl", "checkpoints", "model"
+JOB = ".torchrun"  # the id of the job that began the run
 
 
 def default_folder(config: Config) -> Path:
     return Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
+
+
+def begun_by_this_job(run: Path) -> bool:
+    """Whether the torchrun that has started this process began the run, and a failure or a new machine interrupted it.
+
+    A job with an id of its own (--standalone, --rdzv-id) is known by it, because a machine that joins later has no
+    restarts to count. Without one the restarts are counted: at the first start a run that is there is not this job's.
+    """
+    if not (run / CONFIG).is_file():
+        return False
+    job = _torchrun_job()
+    if job is None:
+        return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return (run / JOB).is_file() and (run / JOB).read_text() == job
+
+
+def _torchrun_job() -> str | None:
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return None if job == "none" else job
 
 
 def check_new(run: Path) -> None:
@@ -173,6 +193,8 @@ def write_config(run: Path, config: Config, split: Mapping[str, Any]) -> None:
     records: dict[str, Mapping[str, Any]] = {"made_by": made_by, "split": split}
     with writing(run / CONFIG, run / CHECKPOINTS):
         run.mkdir(parents=True, exist_ok=True)
+        if (job := _torchrun_job()) is not None:
+            files.write(run / JOB, job.encode())
         files.write(run / CONFIG, config.to_toml(records).encode())
 
 
