@@ -16,7 +16,7 @@ LAYERS = [
     {"data", "models", "search"},
     {"evaluate"},
     {"collection"},
-    {"training"},
+    {"training", "cluster"},
     {"paper", "web"},
     {"cli"},
 ]

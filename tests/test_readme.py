@@ -12,6 +12,7 @@ from PIL import Image
 
 import bier
 from bier.cli import app
+from bier.cli.embed import with_ray_address
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -77,7 +78,7 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize("line", commands())
 def test_commands_are_accepted(line: str) -> None:
     """Names, options and types; nothing is run."""
-    words = shlex.split(line, comments=True)[1:]
+    words = with_ray_address(shlex.split(line, comments=True)[1:])
     command = typer.main.get_command(app)
     context = command.make_context("bier", words[:1])
     while hasattr(command, "resolve_command"):

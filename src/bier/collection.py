@@ -6,12 +6,12 @@ a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -78,6 +78,15 @@ def fingerprint(model: Mapping[str, str], part: Part, backend: Backend = "torch"
     return files.digest_of(part.images, part.boxes, [json.dumps(known).encode()])
 
 
+def no_image_readable(count: int) -> DataError:
+    return DataError(f"At least one of the {count} images must be readable. Found none.")
+
+
+def root_text(part: Part) -> str | None:
+    """Where the paths of a part start from, as it is kept beside vectors."""
+    return files.name_text(part.root.resolve()) if isinstance(part.root, Path) else part.root
+
+
 def _step(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
     return None if progress is None else lambda done, total: progress(step, done, total)
 
@@ -103,6 +112,10 @@ class StoredSource:
     def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
         """The vectors (n, d) of some rows."""
         return self.stored[list(rows)]
+
+    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
+        """The vectors of one block of rows after the other."""
+        return ((rows, self.vectors(rows)) for rows in blocks)
 
 
 class ImageSource:
@@ -131,17 +144,17 @@ class ImageSource:
         check_backend(backend, self.model.device)
         self.backend: Backend = backend
         size, reading = self.model.backbone.resize, _step(progress, "reading images")
-        self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading)
+        self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading, shared=True)
         self._workers = workers
         self.part = part.select(self._prepared.kept)
         if not len(self.part):
-            raise DataError(f"At least one of the {len(part)} images must be readable. Found none.")
+            raise no_image_readable(len(part))
         self.ids: Sequence[Id] = self._prepared.kept.tolist() if self.part.ids is None else self.part.ids
         self.labels: Sequence[Label] | None = self.part.label_names()
         self.groups = self.model.groups
         self.about: Mapping[str, Any] = {
             "model": about,
-            "root": None if part.root is None else files.name_text(part.root.resolve()),
+            "root": root_text(part),
         }
 
     @property
@@ -159,8 +172,29 @@ class ImageSource:
         """The test-time vectors (n, d) of some rows."""
         return self.model.vectors(self.raw(rows, progress=progress))
 
+    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
+        """The vectors of one block of rows after the other."""
+        return ((rows, self.vectors(rows)) for rows in blocks)
+
 
 Source = StoredSource | ImageSource
+
+
+class Stream(Protocol):
+    """What a store can be filled from: rows with ids and labels, and their vectors as they are computed."""
+
+    @property
+    def ids(self) -> Sequence[Id]: ...
+    @property
+    def labels(self) -> Sequence[Label] | None: ...
+    @property
+    def groups(self) -> tuple[int, ...]: ...
+    @property
+    def about(self) -> Mapping[str, Any]: ...
+
+    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
+        """(rows, their vectors) in any order, without rows that cannot be read."""
+        ...
 
 
 def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progress: Progress | None = None) -> int:
@@ -203,7 +237,7 @@ def build_index(source: Source, kind: Kind = "auto", progress: Progress | None =
     )
 
 
-def fill_store(source: Source, uri: str, rebuild: bool = False, progress: Progress | None = None) -> tuple[int, int]:
+def fill_store(source: Stream, uri: str, rebuild: bool = False, progress: Progress | None = None) -> tuple[int, int]:
     """Add what an external store does not have yet, batch by batch; (images in the store, images that were added)."""
     if not is_store_uri(uri):
         raise SearchError(f"The '--store' option must be {FORMS}. Got {without_secrets(uri)!r} instead.")
@@ -225,23 +259,32 @@ def add_to_collection(source: Source, target: str, progress: Progress | None = N
         return len(store), added
 
 
-def _add_missing(source: Source, store: Store, progress: Progress | None) -> int:
-    added, ids = 0, _ids_in(store, source)
-    for start in range(0, len(ids), BATCH):
-        rows = range(start, min(start + BATCH, len(ids)))
-        there = set(store.known([ids[row] for row in rows]))
-        new = [row for row in rows if ids[row] not in there]
-        if new:
-            labels = None if source.labels is None else [source.labels[row] for row in new]
-            store.add(source.vectors(new), [ids[row] for row in new], labels, replace=True)
-            added += len(new)
+def _add_missing(source: Stream, store: Store, progress: Progress | None) -> int:
+    there, added, ids = 0, 0, _ids_in(store, source)
+
+    def missing() -> Iterator[list[int]]:
+        nonlocal there
+        for start in range(0, len(ids), BATCH):
+            rows = range(start, min(start + BATCH, len(ids)))
+            known = set(store.known([ids[row] for row in rows]))
+            new = [row for row in rows if ids[row] not in known]
+            there += len(rows) - len(new)
+            if new:
+                yield new
+            elif progress is not None:
+                progress("adding images", there + added, len(ids))
+
+    for rows, vectors in source.stream(missing()):
+        labels = None if source.labels is None else [source.labels[row] for row in rows]
+        store.add(vectors, [ids[row] for row in rows], labels, replace=True)
+        added += len(rows)
         if progress is not None:
-            progress("adding images", rows.stop, len(ids))
+            progress("adding images", there + added, len(ids))
     store.optimize()
     return added
 
 
-def _ids_in(store: Store, source: Source) -> Sequence[Id]:
+def _ids_in(store: Store, source: Stream) -> Sequence[Id]:
     """The ids of a source in a store. Paths that start from another folder are stored as whole paths."""
     root = source.about.get("root")
     if root is None or root == store.about.get("root"):

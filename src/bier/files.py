@@ -37,6 +37,23 @@ _DIGITS = 64  # of a SHA-256
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+# Files behind a URL
+
+
+def is_url(place: object) -> bool:
+    """Whether this is the text of a URL, such as s3://bucket/a.jpg, which fsspec opens. A Path never is one."""
+    return isinstance(place, str) and "://" in place
+
+
+def read_url(url: str) -> bytes:
+    """The whole file behind a URL: pictures and tables are small, and their readers would ask for many pieces."""
+    import fsspec
+
+    with fsspec.open(url, "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
 # Stamps and digests
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import onnxruntime
 import pytest
@@ -233,6 +234,36 @@ def test_every_image_that_training_takes(cli: Cli, place: Path, tmp_path: Path) 
     assert {entry.id: entry.label for entry in index.entries(index.ids)} == expected
 
 
+@pytest.mark.parametrize("source", ["photos", "table.csv"])
+def test_urls(cli: Cli, place: Path, tmp_path: Path, source: str) -> None:
+    """The folder, the table and the pictures may be anything that fsspec opens."""
+    remote = fsspec.filesystem("memory")
+    for file in (place / "photos").rglob("*.png"):
+        remote.pipe(f"/shop/photos/{file.relative_to(place / 'photos').as_posix()}", file.read_bytes())
+    remote.pipe("/shop/photos/.hidden/1.png", b"")
+    paths = [f"photos/class {number % 3}/{number}.png" for number in range(12)]
+    shutil.copytree(place / "photos", tmp_path / "photos")
+    table = "\n".join(["path,label", *(f"{path},{number % 2}" for number, path in enumerate(paths))])
+    (tmp_path / "table.csv").write_text(table)
+    remote.pipe("/shop/table.csv", table.replace("photos/class 1/4", "memory://shop/photos/class 1/4").encode())
+    found = []
+    for place_of, name in ((tmp_path, "here"), ("memory://shop", "there")):
+        out = tmp_path / f"{name}.safetensors"
+        code, _, errors = cli("embed", place / "run", f"{place_of}/{source}", "--out", out)
+        assert code == 0, errors
+        found.append(read_embeddings(out))
+    here, there = found
+    np.testing.assert_array_equal(here.vectors, there.vectors)
+    assert [str(path).removeprefix("memory://shop/") for path in there.paths] == here.paths
+    assert here.labels == there.labels
+    assert there.root == ("memory://shop/photos" if source == "photos" else "memory://shop")
+    out = tmp_path / "none.safetensors"
+    for missing, reason in (("memory://nowhere/t.csv", "t.csv"), ("never://x/photos", "Protocol not known: never")):
+        code, _, errors = cli("embed", place / "run", missing, "--out", out)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert reason in errors
+
+
 def test_torchrun(place: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bier"]
     arguments = ["embed", str(place / "run"), str(place / "photos"), "--out", str(place / "two.safetensors"), "--json"]
@@ -250,6 +281,8 @@ def test_bad_input_is_one_line(cli: Cli, place: Path) -> None:
         ((place / "photos", place / "photos", "--out", place / "x.safetensors"), "model.json"),
         ((place / "run", place / "nowhere", "--out", place / "x.safetensors"), "folder, or a table"),
         ((place / "run", place / "photos", "--out", place / "x.npy"), ".safetensors"),
+        ((place / "run", place / "photos"), "either --out FILE or --store URI"),
+        ((place / "run", place / "photos", "--out", place / "x.safetensors", "--ray", "--cache", place), "--cache"),
     ):
         code, output, errors = cli("embed", *arguments)
         assert (code, output) == (2, "")

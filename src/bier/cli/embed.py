@@ -1,9 +1,12 @@
 """`bier embed`: the vectors of a folder or a table of images, in one file."""
 
+import re
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,16 +22,32 @@ from bier.cli.terminal import (
     progress_bar,
     say,
     say_skipped,
+    step,
 )
 from bier.errors import ConfigError
+from bier.files import is_url
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from bier.cluster import RaySource
+    from bier.collection import ImageSource
+    from bier.models.model import Untrained
 
 
 def embed(
-    model: Annotated[Path, typer.Argument(help="A run, or the folder of a model; with --backbone the images.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")],
+    model: Annotated[str, typer.Argument(help="A run, or the folder of a model; with --backbone the images.")],
     images: Annotated[
-        Path | None,
-        typer.Argument(help="A folder of images, or a table (CSV or Parquet) with the columns path and label."),
+        str | None,
+        typer.Argument(
+            help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URI", help="Add the vectors to this store, as `bier index` does.")
     ] = None,
     backbone: Backbone = None,
     backend: Backend = "torch",
@@ -36,6 +55,15 @@ def embed(
     workers: Annotated[int | None, typer.Option("--workers", help="Threads that decode images.")] = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            "--ray",
+            metavar="[ADDRESS]",
+            help="Encode on the Ray cluster at this address (auto, HOST:PORT or ray://HOST:PORT). Without an address "
+            "one is started on this machine.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Encode every image and write the vectors, with paths and labels beside them.
@@ -44,6 +72,7 @@ def embed(
     measures), and paths, labels, groups and the model, under one checksum; the JSON file of the same name repeats
     these for other programs. An interrupted command
     continues where it stopped when it is run again; images, boxes or models that have changed are encoded again.
+    With --ray the processes of a cluster encode blocks of images; the blocks of one that dies are done again by others.
     Under torchrun every process encodes its share of the images, on one machine or on several that share a disk.
 
     [bold]Examples[/bold]
@@ -56,38 +85,124 @@ def embed(
 
     bier embed runs/birds photos --out vectors.safetensors --backend openvino
 
+    bier embed runs/birds s3://bucket/photos.parquet --out vectors.safetensors --ray auto
+
+    bier embed runs/birds photos --store "postgresql://db.example/shop#birds" --ray
+
     torchrun --nproc-per-node 8 --no-python bier embed runs/birds photos --out vectors.safetensors
     """
-    if out.suffix != ".safetensors":
+    if (out is None) == (store is None):
+        raise ConfigError("Give either --out FILE or --store URI.")
+    if out is not None and out.suffix != ".safetensors":
         raise ConfigError(f"The '--out' option must be a file that ends in .safetensors. Got {str(out)!r} instead.")
-    from bier import distributed
-    from bier.collection import ImageSource, about_model, write_embeddings
-    from bier.data import list_images
-
-    start = time.perf_counter()
-    used, listed = model_and_images(model, images, backbone)
-    part = list_images(listed)
-    about_model(used)  # before other processes are waited for
-    # One process may finish days before another.
-    with distributed.process_group("gloo", timedelta(days=7)), progress_bar() as bar:
-        progress = follow_steps(bar) if distributed.rank() == 0 else None
-        source = ImageSource(
-            used, part, cache=cache, skip_broken=skip_broken, workers=workers, progress=progress, backend=backend
+    if ray is not None and cache is not None:
+        raise ConfigError(
+            "--cache keeps images on this machine, where the processes of --ray may not be; leave out one."
         )
-        resumed = write_embeddings(source, out, batch_size, progress)
-        if distributed.rank():
-            return
-    result: dict[str, Any] = {
-        "out": str(out),
-        "images": len(source.ids),
-        "dimension": sum(source.groups),
-        "groups": list(source.groups),
-        "resumed": resumed,
-        "skipped": [broken.named() for broken in source.skipped],
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+    start = time.perf_counter()
+    given = [Path(one) for one in (model, images) if one is not None]
+    used, _ = model_and_images(given[0], given[1] if len(given) > 1 else None, backbone)
+    last = model if images is None else images
+    listed = last if is_url(last) else Path(last)
+    options: dict[str, Any] = {"skip_broken": skip_broken, "workers": workers, "backend": backend}
+    with progress_bar() as bar:
+        if ray is None:
+            found = _in_this_process(used, listed, out, store, batch_size, {"cache": cache, **options}, bar)
+        else:
+            found = _on_ray(ray, used, listed, out, store, {"batch_size": batch_size, **options}, bar)
+    if found is None:  # one of several processes speaks
+        return
+    result = {**found, "seconds": round(time.perf_counter() - start, 3)}
     if json:
         emit(result)
         return
     say_skipped(result["skipped"])
-    say(f"{len(source.ids):,} images in {out} ({sum(source.groups)} dimensions, {result['seconds']:.1f} s)")
+    where = result.get("out") or result["store"]
+    say(f"{result['images']:,} images in {where} ({result['dimension']} dimensions, {result['seconds']:.1f} s)")
+
+
+def _in_this_process(
+    used: "Path | Untrained",
+    images: str | Path,
+    out: Path | None,
+    store: str | None,
+    batch_size: int,
+    options: Mapping[str, Any],
+    bar: "Progress",
+) -> dict[str, Any] | None:
+    """Encode all images, or under torchrun a share; None on all processes but the first."""
+    from bier import distributed
+    from bier.collection import ImageSource, about_model, fill_store, write_embeddings
+    from bier.data import list_images
+
+    part = list_images(images)
+    about_model(used)  # before other processes are waited for
+    # One process may finish days before another.
+    with distributed.process_group("gloo", timedelta(days=7)):
+        if store is not None and distributed.world() > 1:
+            raise ConfigError("--store takes the vectors of one process. Leave out torchrun, or encode with --ray.")
+        progress = follow_steps(bar) if distributed.rank() == 0 else None
+        source = ImageSource(used, part, progress=progress, **options)
+        if store is not None:
+            return _stored(store, source, *fill_store(source, store, progress=progress))
+        assert out is not None
+        resumed = write_embeddings(source, out, batch_size, progress)
+        if distributed.rank():
+            return None
+    return _written(out, source, len(source.ids), resumed)
+
+
+def _on_ray(
+    address: str,
+    used: "Path | Untrained",
+    images: str | Path,
+    out: Path | None,
+    store: str | None,
+    options: Mapping[str, Any],
+    bar: "Progress",
+) -> dict[str, Any]:
+    from bier.cluster import RaySource, check_installed, cluster, write_embeddings
+    from bier.collection import fill_store
+    from bier.data import list_images
+
+    check_installed()
+    source = RaySource(used, list_images(images), **options)
+    with ExitStack() as stack:
+        with step(bar, "starting Ray" if address == "local" else f"joining Ray at {address}"):
+            stack.enter_context(cluster(address))
+        if store is not None:
+            return _stored(store, source, *fill_store(source, store, progress=follow_steps(bar)))
+        assert out is not None
+        resumed = write_embeddings(source, out, follow_steps(bar))
+    return _written(out, source, len(source.ids) - len(source.skipped), resumed)
+
+
+def _written(out: Path, source: "ImageSource | RaySource", images: int, resumed: int) -> dict[str, Any]:
+    return {"out": str(out), "images": images, **_described(source), "resumed": resumed}
+
+
+def _stored(store: str, source: "ImageSource | RaySource", images: int, added: int) -> dict[str, Any]:
+    from bier.search.store import without_secrets
+
+    return {"store": without_secrets(store), "images": images, "added": added, **_described(source)}
+
+
+def _described(source: "ImageSource | RaySource") -> dict[str, Any]:
+    return {
+        "dimension": sum(source.groups),
+        "groups": list(source.groups),
+        "skipped": [one.named() for one in source.skipped],
+    }
+
+
+_ADDRESS = re.compile(r"auto|local|ray://.+|[^/\\\s]+:[0-9]+")
+
+
+def with_ray_address(arguments: Sequence[str]) -> list[str]:
+    """`--ray` without an address as `--ray local`, which typer cannot express; what follows it may be a model."""
+    found: list[str] = []
+    for number, word in enumerate(arguments):
+        found.append(word)
+        if word == "--ray" and not _ADDRESS.fullmatch("".join(arguments[number + 1 : number + 2])):
+            found.append("local")
+    return found

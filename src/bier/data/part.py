@@ -41,7 +41,7 @@ class RandomStream:
 
 
 Protocol = Literal["self", "query-gallery", "repeated-gallery", "accuracy"]
-Images = tuple[Path, ...] | NDArray[Any]
+Images = tuple[Path | str, ...] | NDArray[Any]
 ALL = "all"
 UNLABELLED = -1  # the label of an image whose class is not known, as in scikit-learn
 
@@ -50,7 +50,7 @@ UNLABELLED = -1  # the label of an image whose class is not known, as in scikit-
 class Part:
     """N images with their labels.
 
-    images: a tuple of N paths, or uint8 pixels (N, H, W, 3), or float32 features (N, h).
+    images: a tuple of N paths (text: URLs that fsspec opens), or uint8 pixels (N, H, W, 3), or float32 features (N, h).
     labels: int64 (N,); labels[i] is an index into `classes`, or UNLABELLED (-1). Parts to train on have no such images.
     boxes: float32 (N, 4) as x1, y1, x2, y2 in pixels of the file, or None. The reader of the images crops to them.
     root, ids: where the images are listed from a folder or a table, its folder and the path of each image from there,
@@ -61,7 +61,7 @@ class Part:
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     boxes: NDArray[np.float32] | None = None
-    root: Path | None = None
+    root: Path | str | None = None
     ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:

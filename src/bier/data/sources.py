@@ -3,17 +3,19 @@
 import csv
 import math
 import os
+import posixpath
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bier.data.part import UNLABELLED, Dataset, Part, Protocol, SplitPlan, described, divide, held_out
 from bier.errors import DataError, needs
-from bier.files import name_text, printable
+from bier.files import is_url, name_text, printable, read_url
 
 IMAGE_ENDINGS = frozenset(
     (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
@@ -33,7 +35,11 @@ def list_images(path: str | Path) -> Part:
 
     A table: every row, whatever its split. Paths start from the table's folder; ids and labels are the text in the
     cells. A row without a label, and every row where there is no column `label`, has none.
+
+    Either may be a URL that fsspec opens (`s3://bucket/photos`), given as text, and so may the paths of a table.
     """
+    if is_url(path):
+        return _list_url(str(path))
     path = Path(path)
     try:
         if path.is_dir():
@@ -43,6 +49,30 @@ def list_images(path: str | Path) -> Part:
     except OSError as error:
         raise DataError(f"Cannot read {error.filename or path}: {error.strerror or error}.") from error
     raise DataError(f"Images must be a folder, or a table that ends in .csv or .parquet. Got '{path}' instead.")
+
+
+def _list_url(url: str) -> Part:
+    """As `list_images`. Packages of other projects open the URL, and each fails in its own way."""
+    import fsspec
+
+    try:
+        if posixpath.splitext(url)[1].lower() in TABLE_ENDINGS:
+            return _table_part(url, _columns(url))
+        system, place = fsspec.core.url_to_fs(url)
+        root = place.rstrip("/") + "/"
+        found = sorted(path.removeprefix(root) for path in system.find(place))
+        return _list_folder(url.rstrip("/"), filter(_is_listed, found))[0]
+    except DataError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"Cannot read {printable(url)}: {reason[:300].rstrip('.')}.") from error
+
+
+def _is_listed(path: str) -> bool:
+    """Whether a path is that of an image, with no hidden folder on it."""
+    hidden = any(name.startswith(".") for name in path.split("/"))
+    return not hidden and posixpath.splitext(path)[1].lower() in IMAGE_ENDINGS
 
 
 def read_folder(root: Path, plan: SplitPlan) -> Dataset:
@@ -70,9 +100,15 @@ def read_folder(root: Path, plan: SplitPlan) -> Dataset:
     return held_out(Dataset("folder", parts, KS, protocol, {"kind": "given", "parts": described(parts)}), plan)
 
 
-def _list_folder(root: Path) -> tuple[Part, list[str] | None]:
-    """The images of a folder, by class and then by path; and the part of each if the folder is divided into parts."""
-    found = [tuple(path.split(os.sep)) for path in _walk(root)]  # noqa: PTH206 (speed)
+def _list_folder(root: Path | str, listed: Iterable[str] | None = None) -> tuple[Part, list[str] | None]:
+    """The images of a folder, by class and then by path; and the part of each if the folder is divided into parts.
+
+    listed: the paths below a URL, from there; a folder is walked through.
+    """
+    if isinstance(root, Path):
+        found = [tuple(path.split(os.sep)) for path in _walk(root)]  # noqa: PTH206 (speed)
+    else:
+        found = [tuple(path.split("/")) for path in listed or ()]
     if not found:
         raise DataError(f"The folder {root} must hold images ({' '.join(sorted(IMAGE_ENDINGS))}). It holds none.")
     # Divided where the top folders are parts, each with class folders inside; otherwise they are classes themselves.
@@ -84,15 +120,23 @@ def _list_folder(root: Path) -> tuple[Part, list[str] | None]:
         return path[level] if len(path) > level + 1 else None
 
     found.sort(key=lambda path: (os.fsencode(class_of(path) or ""), os.fsencode("/".join(path))))
-    images, ids = tuple(root.joinpath(*path) for path in found), ["/".join(path) for path in found]
+    ids = ["/".join(path) for path in found]
+    images = tuple(_below(root, "/".join(path)) for path in found)
     part = _labelled(images, [class_of(path) for path in found], root, ids)
     return part, [path[0] for path in found] if divided else None
 
 
+def _below(root: Path | str, path: str) -> Path | str:
+    """A path that starts from a folder or a URL; a URL of its own starts from nowhere."""
+    if is_url(path):
+        return path
+    return root / path if isinstance(root, Path) else f"{root}/{path}"
+
+
 def _labelled(
-    images: tuple[Path, ...],
+    images: tuple[Path | str, ...],
     names: Sequence[str | None],
-    root: Path,
+    root: Path | str,
     ids: Sequence[str],
     boxes: NDArray[np.float32] | None = None,
 ) -> Part:
@@ -164,13 +208,17 @@ def _find(root: Path) -> Path:
     return found[0]
 
 
-def _columns(table: Path) -> Columns:
-    return _csv(table) if table.suffix.lower() == ".csv" else _parquet(table)
+def _columns(table: Path | str) -> Columns:
+    return _csv(table) if posixpath.splitext(str(table))[1].lower() == ".csv" else _parquet(table)
 
 
-def _csv(table: Path) -> Columns:
+def _opened(table: Path | str) -> IO[bytes]:
+    return table.open("rb") if isinstance(table, Path) else BytesIO(read_url(table))
+
+
+def _csv(table: Path | str) -> Columns:
     """The columns of a CSV with a heading, as text. Row 1 is the heading, as in a spreadsheet."""
-    with table.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with TextIOWrapper(_opened(table), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             lines = [line for line in csv.reader(file) if line]
         except csv.Error as error:
@@ -185,13 +233,14 @@ def _csv(table: Path) -> Columns:
     return {name: [line[i].strip() for line in lines[1:]] for i, name in enumerate(heading)}
 
 
-def _parquet(table: Path) -> Columns:
+def _parquet(table: Path | str) -> Columns:
     needs("pyarrow", "tables")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(table) as file:  # not read_table, which makes a column of a folder called `year=2024`
+        # Not read_table, which makes a column of a folder called `year=2024`.
+        with _opened(table) as data, pq.ParquetFile(data) as file:
             heading = file.schema_arrow.names
             _check_heading(table, heading)
             content = file.read([name for name in heading if name in COLUMNS])
@@ -206,13 +255,13 @@ def _cell(value: object) -> str:
     return "" if value is None else os.fsdecode(value) if isinstance(value, bytes) else str(value)
 
 
-def _check_heading(table: Path, heading: Sequence[str]) -> None:
+def _check_heading(table: Path | str, heading: Sequence[str]) -> None:
     twice = [name for name in dict.fromkeys(heading) if heading.count(name) > 1]
     if twice:
         raise DataError(f"{table} must have each column once. It has '{twice[0]}' {heading.count(twice[0])} times.")
 
 
-def _table_part(table: Path, columns: Columns) -> Part:
+def _table_part(table: Path | str, columns: Columns) -> Part:
     if "path" not in columns:
         raise DataError(f"{table} must have a column 'path'. It has {', '.join(columns)}.")
     _check_filled(table, columns, "path")
@@ -225,10 +274,11 @@ def _table_part(table: Path, columns: Columns) -> Part:
                 f"{table}, row {number}: the column 'path' must be a path. Got '{printable(path)}' instead."
             )
     names = [name or None for name in columns["label"]] if "label" in columns else [None] * len(ids)
-    return _labelled(tuple(table.parent / path for path in ids), names, table.parent, ids, _boxes(table, columns))
+    root = table.parent if isinstance(table, Path) else posixpath.dirname(table)
+    return _labelled(tuple(_below(root, path) for path in ids), names, root, ids, _boxes(table, columns))
 
 
-def _check_filled(table: Path, columns: Columns, name: str) -> None:
+def _check_filled(table: Path | str, columns: Columns, name: str) -> None:
     for number, value in _numbered(columns[name]):
         if not value:
             raise DataError(f"{table}, row {number}: the column '{name}' must not be empty.")
@@ -239,7 +289,7 @@ def _numbered(values: Iterable[str]) -> Iterable[tuple[int, str]]:
     return enumerate(values, start=2)
 
 
-def _boxes(table: Path, columns: Columns) -> NDArray[np.float32] | None:
+def _boxes(table: Path | str, columns: Columns) -> NDArray[np.float32] | None:
     given = [name for name in CORNERS if name in columns]
     if not given:
         return None
@@ -256,7 +306,7 @@ def _boxes(table: Path, columns: Columns) -> NDArray[np.float32] | None:
     return boxes.astype(np.float32)
 
 
-def _number(table: Path, name: str, row: int, text: str) -> float:
+def _number(table: Path | str, name: str, row: int, text: str) -> float:
     """The number in a cell; NaN in an empty one, which stands for the whole picture."""
     if text.lower() in ("", "nan"):
         return math.nan

@@ -10,7 +10,6 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +189,8 @@ def inspect_images(part: Part, workers: int | None = None, progress: Progress | 
         image, box = part.images[row], None if part.boxes is None else part.boxes[row]
         whole = box is None or bool(np.isnan(box).all())
         try:
-            content = files.checksum(image) if isinstance(image, Path) else sha256(image.tobytes()).hexdigest()
+            data = files.read_url(image) if isinstance(image, str) else image
+            content = files.checksum(data if isinstance(data, Path | bytes) else data.tobytes())
             crop = None if box is None or whole else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
             opened = open_image(image, at_least=2 * SIDE, box=crop)
         except (DataError, OSError) as error:

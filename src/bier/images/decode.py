@@ -10,14 +10,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from bier.errors import DataError
-from bier.files import printable
+from bier.files import is_url, printable, read_url
 
 Source = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]
 Box = tuple[float, float, float, float]
@@ -116,11 +116,17 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _opened(source: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
-    with io.BytesIO(source) if isinstance(source, bytes) else _opened_file(source) as data:
+    with _data(source) as data:
         if data.seek(0, os.SEEK_END) == 0:
             raise ValueError("the file is empty")
         data.seek(0)
         yield Image.open(data, formats=_known_formats())
+
+
+def _data(source: str | os.PathLike[str] | bytes) -> IO[bytes]:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    return io.BytesIO(read_url(str(source))) if is_url(source) else _opened_file(source)
 
 
 def _opened_file(path: str | os.PathLike[str]) -> io.BufferedReader:

@@ -10,7 +10,7 @@ A file without `about` (of an earlier version or another program) is read togeth
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,7 @@ from bier import files
 from bier.errors import SearchError
 from bier.search.store import Floats, Id, Label, checked_groups, checked_ids, checked_labels, checked_vectors
 
-SHARD = 2_048  # rows of a shard: what an interruption may cost
+SHARD = 512  # rows of a shard: what an interruption may cost, and what a process of many takes at once
 
 
 class EmbeddingsWriter:
@@ -63,13 +63,20 @@ class EmbeddingsWriter:
         """(number, rows, whether it is done) of every `world`-th shard, beginning with shard `rank`."""
         return ((number, self.shards[number], self._is_done(number)) for number in range(rank, len(self.shards), world))
 
-    def write(self, number: int, vectors: Floats, raw: Floats) -> None:
-        files.write(self._shard(number), *files.pack({"vectors": vectors, "raw": raw}))
+    def write(self, number: int, vectors: Floats, raw: Floats, broken: Sequence[tuple[int, str, str]] = ()) -> None:
+        """Write a shard. `broken` are rows without a vector: (row, file, why it cannot be read)."""
+        metadata = {"broken": json.dumps([list(one) for one in broken])} if broken else None
+        files.write(self._shard(number), *files.pack({"vectors": vectors, "raw": raw}, metadata))
+
+    def broken(self) -> list[tuple[int, str, str]]:
+        """The rows of all shards that have no vector."""
+        found = [files.unpack(self._shard(number), ())[1] for number in range(len(self.shards))]
+        return [(row, path, reason) for metadata in found for row, path, reason in _broken(metadata)]
 
     def finish(self, about: Mapping[str, Any]) -> None:
         """Merge the shards and remove them. One process calls this when all shards are written.
 
-        `about` must have `paths`, `groups` and `weighting`.
+        `about` describes the rows that have a vector and must have `paths`, `groups` and `weighting`.
         """
         width = sum(about["groups"])
         merged = [np.empty((0, width), np.float32)], [np.empty((0, width), np.float32)]
@@ -98,11 +105,16 @@ class EmbeddingsWriter:
         """Remove a shard that is not as it was written: it will be computed again."""
         try:
             if self._is_done(number):
-                shard, _ = files.unpack(self._shard(number), ("vectors", "raw"))
-                if len(shard["vectors"]) != len(self.shards[number]):
+                shard, metadata = files.unpack(self._shard(number), ("vectors", "raw"))
+                if len(shard["vectors"]) + len(_broken(metadata)) != len(self.shards[number]):
                     raise ValueError("it has another number of rows")
         except (OSError, ValueError):
             self._shard(number).unlink(missing_ok=True)
+
+
+def _broken(metadata: Mapping[str, str]) -> list[Any]:
+    found: list[Any] = json.loads(metadata.get("broken", "[]"))
+    return found
 
 
 class Embeddings(NamedTuple):
