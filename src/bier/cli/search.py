@@ -105,6 +105,11 @@ def search(
     if threshold is not None and not -1 <= threshold <= 1:
         raise SearchError(f"The '--threshold' option must be a cosine from -1 to 1. Got {threshold:g} instead.")
     with closing(open_collection(collection)) as store:
+        if store.precision == "binary" and (same or threshold is not None):
+            raise SearchError(
+                "A collection must keep vectors for --same and --threshold. This one keeps a bit per dimension, and "
+                "its similarities are estimates; index it with --precision int8 or float32."
+            )
         load_model = cache(lambda: model_of(store, model))
         if same and threshold is None:
             threshold = threshold_of(load_model(), learners)
