@@ -188,7 +188,10 @@ def _read_query(
         raise SearchError(f"The query must be an image file or an id of the collection. Found neither at {query!r}.")
     known = store.entries([known_as])[0].label if known_as is not None else None
     if known_as is not None:
-        return _Query(store.vectors([known_as])[0], image_path(store, known_as), known_as, label or known)
+        file = image_path(store, known_as)
+        if store.precision != "binary":  # which keeps no vectors
+            return _Query(store.vectors([known_as])[0], file, known_as, label or known)
+        return _Query(load_model().encode([file], learners=learners)[0], file, known_as, label or known)
     vector = load_model().encode([file], learners=learners)[0]
     return _Query(vector, file, None, label)
 
