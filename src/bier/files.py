@@ -164,11 +164,13 @@ def unpack(
         digest = hashlib.sha256()
         for name in sorted(layout):
             kept = wanted is None or name in wanted or name in optional
-            if kept or expected is not None:
-                tensor = _mapped(path, *layout[name])
-                _update(digest, name, tensor)
+            if not kept and expected is None:
+                continue
+            tensor = _mapped(path, *layout[name])
+            _update(digest, name, tensor)
             if kept:
                 tensors[name] = tensor if mmap else np.array(tensor)
+            del tensor  # before the next one is mapped: each may take most of the address space
     except FileNotFoundError:
         raise
     except (OSError, TypeError, KeyError, AttributeError, UnicodeError, RecursionError) as error:
