@@ -4,6 +4,7 @@
     python benchmarks/search.py --model runs/birds     the same images through a trained model
     python benchmarks/search.py --embeddings FILE      vectors of `bier embed`
     python benchmarks/search.py --quick                small sizes, under a minute
+    python benchmarks/search.py --large 1000000        `bier index` of so many images within 6 GB
 
 The collection is the real images; larger sizes add distractors. `drawn` ones come from a normal distribution with the
 mean and covariance of the real vectors: other images of the same kind of collection. `mixed` ones are means of two real
@@ -12,11 +13,14 @@ learners' lengths. The queries are 200 real images that are not in the collectio
 """
 
 import argparse
+import json
 import os
 import platform
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 
@@ -27,6 +31,7 @@ import faiss
 import numpy as np
 
 from bier.search import Index, read_embeddings
+from bier.search.embeddings import SHARD, EmbeddingsWriter
 
 SEED = 0
 QUERIES = 200
@@ -95,6 +100,114 @@ def with_distractors(vectors: np.ndarray, groups: tuple[int, ...], size: int, ki
         part *= length / np.linalg.norm(part, axis=1, keepdims=True)
         start += width
     return np.concatenate([vectors, made])
+
+
+LIMIT = 6 * 10**9
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+sys.argv[:2] = ["bier"]
+from bier.cli import main
+try:
+    main()
+finally:
+    known = dict(line.split(":") for line in open("/proc/self/status"))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(known["VmPeak"].split()[0], known["VmHWM"].split()[0], used.ru_utime + used.ru_stime, file=sys.stderr)
+"""
+
+
+def mixed_blocks(vectors: np.ndarray, groups: tuple[int, ...], size: int) -> Iterator[np.ndarray]:
+    """The vectors, then means of two of them with random weights, in blocks of a shard each."""
+    ends = np.cumsum(groups)
+    lengths = [np.linalg.norm(part[0]) for part in np.split(vectors, ends[:-1], axis=1)]
+    for start in range(0, size, SHARD):
+        rng, count = np.random.default_rng([SEED, start]), min(SHARD, size - start)
+        share = rng.uniform(0.3, 0.7, size=(count, 1)).astype(np.float32)
+        first, second = (vectors[rng.integers(len(vectors), size=count)] for _ in range(2))
+        block = share * first + (1 - share) * second
+        for part, length in zip(np.split(block, ends[:-1], axis=1), lengths, strict=True):
+            part *= length / np.linalg.norm(part, axis=1, keepdims=True)
+        block[: max(0, len(vectors) - start)] = vectors[start : start + count]
+        yield block
+
+
+def write_large(out: Path, vectors: np.ndarray, groups: tuple[int, ...], size: int) -> None:
+    writer = EmbeddingsWriter(out, size, "benchmark")
+    writer.begin()
+    for number, block in enumerate(mixed_blocks(vectors, groups, size)):
+        writer.write(number, block, block)
+    paths = [f"images/{row:09d}.jpg" for row in range(size)]
+    labels = [f"class {row % 10_000}" for row in range(size)]
+    writer.finish({"paths": paths, "labels": labels, "groups": list(groups), "weighting": "alpha"})
+
+
+def nearest_of_blocks(queries: np.ndarray, blocks: Iterator[np.ndarray], k: int = 10) -> np.ndarray:
+    """The k best rows of each query, by comparing with all of them."""
+    rows, scores, start = np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32), 0
+    for block in blocks:
+        here = queries @ block.T
+        best = np.argpartition(-here, min(k, len(block) - 1), axis=1)[:, :k]
+        rows = np.concatenate([rows, best + start], axis=1)
+        scores = np.concatenate([scores, np.take_along_axis(here, best, axis=1)], axis=1)
+        kept = np.argsort(-scores, axis=1)[:, :k]
+        rows, scores = np.take_along_axis(rows, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
+        start += len(block)
+    return rows
+
+
+def large(vectors: np.ndarray, groups: tuple[int, ...], queries: np.ndarray, size: int, kinds: list[str]) -> None:
+    """Print what `bier index` takes for an embeddings file of this size under the limit, and how its index answers."""
+    with tempfile.TemporaryDirectory(prefix="bier-large-") as name:
+        folder = Path(name)
+        start = time.perf_counter()
+        write_large(folder / "v.safetensors", vectors, groups, size)
+        print(
+            f"\n{size:,} images, {len(vectors):,} real and the rest mixed (means of two real vectors); embeddings file "
+            f"{(folder / 'v.safetensors').stat().st_size / 1e9:.2f} GB, written in {time.perf_counter() - start:.0f} s"
+        )
+        exact = nearest_of_blocks(queries, mixed_blocks(vectors, groups, size))
+        print(
+            f"`bier index` within {LIMIT / 1e9:.0f} GB of address space, 1 thread; {len(queries)} queries, 1 at a time"
+        )
+        print(
+            f"{'kind, precision':20s}{'build s':>9s}{'CPU s':>8s}{'peak GB':>9s}{'RAM GB':>8s}{'bytes/image':>13s}"
+            f"{'open s':>8s}{'CPU s':>7s}{'first ms':>10s}{'ms':>8s}{'CPU ms':>8s}{'recall@10':>11s}"
+        )
+        for one in kinds:
+            large_row(folder, one, queries, exact, size)
+
+
+def large_row(folder: Path, choice: str, queries: np.ndarray, exact: np.ndarray, size: int) -> None:
+    kind, _, precision = choice.partition("-")
+    options = ["--kind", kind, "--precision", precision or "float32", "--json"]
+    command = [sys.executable, "-c", LIMITED, LIMIT, "index", folder / "v.safetensors", "--out", folder / "index"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, command), *options], capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        print(f"{choice:20s} failed: {done.stderr.strip().splitlines()[0]}", flush=True)
+        return
+    address, memory, processor = (float(word) for word in done.stderr.split()[-3:])
+    seconds = json.loads(done.stdout)["seconds"]
+    start = time.perf_counter(), time.thread_time()
+    index = Index.load(folder / "index")
+    opened = time.perf_counter() - start[0], time.thread_time() - start[1]
+    start = time.perf_counter(), time.thread_time()
+    index.search(queries[0], 10)
+    first = time.perf_counter() - start[0]
+    times, found = [], []
+    for query in queries:
+        start = time.perf_counter(), time.thread_time()
+        found.append(index.search(query, 10).rows)
+        times.append((time.perf_counter() - start[0], time.thread_time() - start[1]))
+    clock, own = 1e3 * np.median(times, axis=0)
+    recall = np.mean([np.isin(one, other).mean() for one, other in zip(found, exact, strict=True)])
+    stored = sum(path.stat().st_size for path in (folder / "index").rglob("*") if path.is_file())
+    print(
+        f"{choice:20s}{seconds:9.0f}{processor:8.0f}{address * 1024 / 1e9:9.2f}{memory * 1024 / 1e9:8.2f}"
+        f"{stored / size:13.0f}{opened[0]:8.2f}{opened[1]:7.2f}{1e3 * first:10.0f}{clock:8.2f}{own:8.2f}{recall:11.4f}",
+        flush=True,
+    )
 
 
 def built(vectors: np.ndarray, groups: tuple[int, ...], kind: str, folder: Path) -> tuple[Index, float, int, int]:
@@ -178,6 +291,13 @@ def main() -> None:
     parser.add_argument("--embeddings", type=Path, help="a file of `bier embed` to use instead")
     parser.add_argument("--root", type=Path, default=CUB, help="the folder CUB_200_2011")
     parser.add_argument("--quick", action="store_true", help="up to 20,000 images only")
+    parser.add_argument("--large", type=int, metavar="N", help="measure `bier index` of N images instead")
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=["binary", "binary-int8", "auto-binary", "flat"],
+        help="of --large: kinds of index, with a precision other than float32 like flat-int8; hnsw takes long",
+    )
     arguments = parser.parse_args()
 
     vectors, groups, source = embedded(arguments)
@@ -187,7 +307,11 @@ def main() -> None:
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, seed {SEED}, "
         f"faiss {faiss.__version__}, numpy {np.__version__}"
     )
-    print(f"{source}; {len(real):,} real images, the rest distractors; groups {'-'.join(map(str, groups))}")
+    print(f"{source}; {len(real):,} real images, the rest distractors; groups {'-'.join(map(str, groups))}", flush=True)
+    if arguments.large:
+        faiss.omp_set_num_threads(1)
+        large(real, groups, queries[: QUERIES // 2], arguments.large, arguments.kinds)
+        return
     print(
         f"one stream of single queries on 1 thread, medians of {ROUNDS * PER_ROUND}; x flat is of processor "
         f"time, which other work on the machine stretches less; built on {os.cpu_count()} threads"

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bier import distributed
-from bier.collection import Progress, about_model, fingerprint, no_image_readable, root_text
+from bier.collection import about_model, fingerprint, no_image_readable, root_text
 from bier.data import Part
 from bier.errors import BierError, DataError, needs
 from bier.images import Broken, ImageDataset
@@ -27,6 +27,7 @@ from bier.models.backends import Backend, check_backend
 from bier.models.model import Model, Untrained, load
 from bier.search import Id, Label
 from bier.search.embeddings import SHARD, EmbeddingsWriter
+from bier.search.sources import Progress
 
 Floats = NDArray[np.float32]
 LOCAL = "local"  # the address that starts a cluster on this machine

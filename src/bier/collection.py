@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -30,14 +30,13 @@ from bier.images import Source as Picture
 from bier.method.defaults import Weighting
 from bier.models.backends import Backend, check_backend
 from bier.models.model import Model, Untrained, description_file, load
-from bier.search import Entry, Id, Index, Label, Store, is_store_uri, open_store, read_embeddings
+from bier.search import Entry, Id, Index, Label, Store, is_store_uri, open_store
 from bier.search.embeddings import EmbeddingsWriter
-from bier.search.index import Kind
+from bier.search.sources import Progress, Source, Stream, build_index
 from bier.search.store import checked_model, without_secrets
 from bier.search.stores import FORMS
 
 Floats = NDArray[np.float32]
-Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
 PictureOf = Callable[[Id], tuple[Picture, Box | None]]  # what `open_image` takes
 
 KS = (1, 2, 4, 8)
@@ -92,30 +91,6 @@ def _step(progress: Progress | None, step: str) -> Callable[[int, int], None] | 
 
 
 # From images to vectors
-
-
-@dataclass(frozen=True)
-class StoredSource:
-    """The vectors of an embeddings file."""
-
-    ids: Sequence[Id]
-    labels: Sequence[Label] | None
-    groups: tuple[int, ...]
-    about: Mapping[str, Any]
-    stored: Floats
-
-    @classmethod
-    def read(cls, file: Path) -> "StoredSource":
-        known = read_embeddings(file)
-        return cls(known.paths, known.labels, known.groups, {"model": known.model, "root": known.root}, known.vectors)
-
-    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
-        """The vectors (n, d) of some rows."""
-        return self.stored[list(rows)]
-
-    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
-        """The vectors of one block of rows after the other."""
-        return ((rows, self.vectors(rows)) for rows in blocks)
 
 
 class ImageSource:
@@ -177,26 +152,6 @@ class ImageSource:
         return ((rows, self.vectors(rows)) for rows in blocks)
 
 
-Source = StoredSource | ImageSource
-
-
-class Stream(Protocol):
-    """What a store can be filled from: rows with ids and labels, and their vectors as they are computed."""
-
-    @property
-    def ids(self) -> Sequence[Id]: ...
-    @property
-    def labels(self) -> Sequence[Label] | None: ...
-    @property
-    def groups(self) -> tuple[int, ...]: ...
-    @property
-    def about(self) -> Mapping[str, Any]: ...
-
-    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
-        """(rows, their vectors) in any order, without rows that cannot be read."""
-        ...
-
-
 def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progress: Progress | None = None) -> int:
     """Write an embeddings file; the number of images that an interrupted pass had done before.
 
@@ -226,15 +181,6 @@ def write_embeddings(source: ImageSource, out: Path, batch_size: int = 64, progr
 
 def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
     return None if progress is None else lambda step, done, _: progress(step, before + done, total)
-
-
-def build_index(source: Source, kind: Kind = "auto", progress: Progress | None = None) -> Index:
-    """An index of all vectors of a source."""
-    vectors = source.vectors(range(len(source.ids)), progress)
-    linking = _step(progress, "building the index")
-    return Index.build(
-        vectors, list(source.ids), source.groups, source.labels, kind=kind, about=source.about, progress=linking
-    )
 
 
 def fill_store(source: Stream, uri: str, rebuild: bool = False, progress: Progress | None = None) -> tuple[int, int]:
@@ -407,6 +353,11 @@ class Collection:
 def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
     """The collection in an index or a store, with the model that it names or the one given instead."""
     store = open_collection(target)
+    if store.precision == "binary":
+        raise SearchError(
+            f"The collection {target} must keep vectors to be shown learner by learner. It keeps a bit per dimension; "
+            "index it with --precision int8 or float32."
+        )
     model = model_of(store, run)
     recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(without_secrets(target)).name)
     return Collection(store, model, lambda one: (image_path(store, one), None), title, recall)

@@ -13,15 +13,16 @@ Files that earlier versions wrote without a checksum are read as they are.
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import socket
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from bier.errors import BusyError, WriteError
@@ -34,6 +35,7 @@ CHECKSUM = "checksum"  # the key of a record that covers the others
 SUMS = "SHA256SUMS"
 LOCK = ".lock"
 _DIGITS = 64  # of a SHA-256
+_LONGEST_HEADER = 100_000_000  # bytes, as the library of safetensors has it
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -126,61 +128,130 @@ def check_record(record: Mapping[str, Any], old: Collection[str]) -> None:
         raise ValueError("its checksum does not match its content")
 
 
-def pack(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[str, str] | None = None) -> list[bytes | memoryview]:
+class Blocks(NamedTuple):
+    """A tensor for `pack` that may be larger than memory: each call of `rows` gives its blocks from the start."""
+
+    dtype: "np.dtype[Any]"
+    shape: tuple[int, ...]
+    rows: "Callable[[], Iterator[NDArray[Any]]]"
+
+
+def pack(
+    tensors: "Mapping[str, NDArray[Any] | Blocks]", metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """A safetensors file, in pieces for `write`, with the checksum of all it holds under `sha256` in its metadata.
 
-    The library leaves metadata in random order; here the same tensors always give the same bytes.
+    Written by hand because the library takes whole tensors in memory, copies them, and leaves metadata in random order;
+    here the same tensors always give the same bytes.
     """
-    from safetensors.numpy import save
-
     known = dict(metadata or {})
-    content = memoryview(save(dict(tensors), {**known, "sha256": _digest_of_tensors(tensors, known)}))
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(bytes(content[8:end])), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return [len(header).to_bytes(8, "little"), header, content[end:]]
+    header: dict[str, Any] = {"__metadata__": {**known, "sha256": _digest_of_tensors(tensors, known)}}
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # every tensor is aligned
+    start = 0
+    for name in order:
+        dtype, shape = tensors[name].dtype, tensors[name].shape
+        stop = start + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _dtype_name(dtype), "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in order:
+        yield from _content(tensors[name])
 
 
 def unpack(
-    path: Path, wanted: Collection[str] | None = None, optional: Collection[str] = ()
+    path: Path, wanted: Collection[str] | None = None, optional: Collection[str] = (), mmap: bool = False
 ) -> "tuple[dict[str, NDArray[Any]], dict[str, str]]":
     """(tensors, metadata) of a safetensors file; ValueError where it is damaged.
 
     wanted: the tensors to return, by default all; an error if one is missing, unlike those of `optional`.
+    mmap: leave them on disk until they are touched. They can be changed, which does not change the file.
     All tensors are read for the checksum, one at a time. Metadata without `sha256` are of another program or version.
     """
-    from safetensors import SafetensorError, safe_open
+    import numpy as np
 
     tensors: dict[str, NDArray[Any]] = {}
     try:
-        with safe_open(path, framework="np") as file:
-            known = dict(file.metadata() or {})
-            expected = known.pop("sha256", None)
-            if expected is None and any(len(value) == _DIGITS for value in known.values()):
-                raise ValueError("its checksum has lost its name")  # by a flipped bit; there may be others
-            names = sorted(file.keys())
-            digest = hashlib.sha256()
-            for name in names:
-                kept = wanted is None or name in wanted or name in optional
-                if kept or expected is not None:
-                    tensor = file.get_tensor(name)
-                    _update(digest, name, tensor)
-                if kept:
-                    tensors[name] = tensor
+        layout, known = _layout(path)
+        expected = known.pop("sha256", None)
+        if expected is None and any(len(value) == _DIGITS for value in known.values()):
+            raise ValueError("its checksum has lost its name")  # by a flipped bit; there may be others
+        digest = hashlib.sha256()
+        for name in sorted(layout):
+            kept = wanted is None or name in wanted or name in optional
+            if not kept and expected is None:
+                continue
+            tensor = _mapped(path, *layout[name])
+            _update(digest, name, tensor)
+            if kept:
+                tensors[name] = tensor if mmap else np.array(tensor)
+            del tensor  # before the next one is mapped: each may take most of the address space
     except FileNotFoundError:
         raise
-    except (SafetensorError, OSError, TypeError, KeyError, UnicodeError) as error:
+    except (OSError, TypeError, KeyError, AttributeError, UnicodeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     digest.update(json.dumps(known, sort_keys=True).encode())
     if expected is not None and digest.hexdigest() != expected:
         raise ValueError("its checksum does not match its content")
-    missing = sorted(set(wanted or ()) - set(names))
+    missing = sorted(set(wanted or ()) - set(layout))
     if missing:
         raise ValueError(f"it has no tensor {missing[0]!r}")
     return tensors, known if expected is None else {**known, "sha256": expected}
 
 
-def _digest_of_tensors(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[str, str]) -> str:
+_DTYPES = {  # of safetensors, in numpy's words
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4", "I32": "<i4",
+    "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
+}  # fmt: skip
+_Layout = tuple[str, tuple[int, ...], int]  # numpy's dtype, shape, position in the file
+
+
+def _dtype_name(dtype: "np.dtype[Any]") -> str:
+    return next(name for name, known in _DTYPES.items() if known == dtype.str)
+
+
+def _layout(path: Path) -> tuple[dict[str, _Layout], dict[str, str]]:
+    """Where each tensor of a safetensors file is, and its metadata; ValueError unless they fill the file exactly.
+
+    The library maps the whole file for as long as a tensor of it is read. Only the header is read here, so that each
+    tensor can be mapped alone.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError(f"its header must be shorter than the file of {size} bytes, found {length}")
+        header = json.loads(file.read(length))
+    metadata = header.pop("__metadata__", {})
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its metadata must be texts")
+    layout: dict[str, _Layout] = {}
+    end = 0
+    for name, about in sorted(header.items(), key=lambda item: (*item[1]["data_offsets"], item[0])):
+        if about["dtype"] not in _DTYPES or not all(type(count) is int and count >= 0 for count in about["shape"]):
+            raise ValueError(f"its tensor {name!r} has an unknown type or shape")
+        dtype = _DTYPES[about["dtype"]]
+        start, stop = about["data_offsets"]
+        if start != end or stop - start != int(dtype[2:]) * math.prod(about["shape"]):
+            raise ValueError(f"its tensor {name!r} must be where the one before it ends, and as long as its shape says")
+        layout[name] = dtype, tuple(about["shape"]), 8 + length + start
+        end = stop
+    if 8 + length + end != size:
+        raise ValueError(f"it must have {8 + length + end} bytes, found {size}")
+    return layout, dict(metadata)
+
+
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...], offset: int) -> "NDArray[Any]":
+    import numpy as np
+
+    if 0 in shape:  # nothing cannot be mapped
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype, "c", offset, shape).view(np.ndarray)
+
+
+def _digest_of_tensors(tensors: "Mapping[str, NDArray[Any] | Blocks]", metadata: Mapping[str, str]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         _update(digest, name, tensors[name])
@@ -188,11 +259,18 @@ def _digest_of_tensors(tensors: "Mapping[str, NDArray[Any]]", metadata: Mapping[
     return digest.hexdigest()
 
 
-def _update(digest: Any, name: str, tensor: "NDArray[Any]") -> None:
+def _update(digest: Any, name: str, tensor: "NDArray[Any] | Blocks") -> None:
+    digest.update(f"{name} {tensor.dtype.str} {tensor.shape}\n".encode())
+    for piece in _content(tensor):
+        digest.update(piece)
+
+
+def _content(tensor: "NDArray[Any] | Blocks") -> Iterator[memoryview]:
+    """The bytes of a tensor, in order."""
     import numpy as np
 
-    digest.update(f"{name} {tensor.dtype.str} {tensor.shape}\n".encode())
-    digest.update(np.ascontiguousarray(tensor).data)
+    for block in tensor.rows() if isinstance(tensor, Blocks) else (tensor,):
+        yield np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 def write_checksums(folder: Path) -> None:

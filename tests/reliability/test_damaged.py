@@ -158,7 +158,7 @@ def test_shards_are_computed_again(tally: Any, how_many: HowMany, tmp_path: Path
     attack(tally, "damaged shards", out.with_suffix(".parts"), answer, how_many, redone=True)
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "binary"])
 def test_indexes(tally: Any, how_many: HowMany, tmp_path: Path, kind: Any) -> None:
     built = Index.build(VECTORS, ABOUT["paths"], (2, 4), ABOUT["labels"], [{"n": 1}] * 12, kind, about={"model": {}})
     built.save(tmp_path / "index")

@@ -96,11 +96,19 @@ def test_the_graph_finds_nearly_all_and_scores_exactly(vectors: np.ndarray, grap
     np.testing.assert_allclose(found.scores, np.einsum("qd,qkd->qk", queries, vectors[found.rows]), rtol=1e-5)
 
 
+def test_the_bits_find_nearly_all_and_the_floats_score_exactly(vectors: np.ndarray) -> None:
+    index, queries = Index.build(vectors, groups=GROUPS, kind="binary"), embeddings(100, seed=5)
+    found, exact = index.search(queries, 10), index.search(queries, 10, exact=True)
+    assert index.method == "binary"
+    assert recall(found.ids, exact.ids) >= 0.99
+    np.testing.assert_allclose(found.scores, np.einsum("qd,qkd->qk", queries, vectors[found.rows]), rtol=1e-5)
+
+
 def recall(found: np.ndarray, exact: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]))
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
 def test_the_funnel_ranks_the_first_learners_shortlist_by_the_whole_vector(vectors: np.ndarray, kind: str) -> None:
     index = Index.build(vectors, groups=GROUPS, kind=kind)
     query = embeddings(1, seed=3)[0]
@@ -122,15 +130,18 @@ def test_a_shortlist_of_everything_is_exact(vectors: np.ndarray) -> None:
 
 def test_auto_follows_the_size(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     assert index_module.EXACT_ROWS == 20_000
+    assert index_module.SCANNED_ROWS == 2_000_000
     monkeypatch.setattr(index_module, "EXACT_ROWS", 1_000)
+    monkeypatch.setattr(index_module, "SCANNED_ROWS", 2_000)
     index = Index.build(vectors[:1_000], groups=GROUPS)
     assert index.method == "flat"
     index.add(vectors[1_000:1_500], list(range(1_000, 1_500)))
-    assert index.method == "hnsw"
+    assert index.method == "binary"
     assert index.search(vectors[1_400], 1).ids.tolist() == [1_400]
+    assert Index.build(vectors[:2_001], groups=GROUPS).method == "hnsw"
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
 def test_removed_images_never_come_back(vectors: np.ndarray, kind: str) -> None:
     index = Index.build(vectors[:2_000], groups=GROUPS, kind=kind)
     gone = index.search(vectors[7], 50).ids.tolist()
@@ -181,7 +192,7 @@ def filters(count: int) -> list:
     ]
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
 @pytest.mark.parametrize("number", range(7))
 def test_filters_cost_no_recall(vectors: np.ndarray, kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "_SCAN_ROWS", 200)  # so that the graph answers the larger ones

@@ -26,6 +26,10 @@ VECTORS = np.random.default_rng(0).normal(size=(9, sum(GROUPS))).astype(np.float
         ({"labels": [[]] * 5}, "strings or whole numbers"),
         ({"metadata": [1] * 5}, "mappings or None"),
         ({"kind": "ivf"}, "must be one of"),
+        ({"precision": "int4"}, "must be one of \\('float32', 'int8', 'binary'\\). Got 'int4'"),
+        ({"precision": "int8"}, "at least 256 vectors, from which it learns their range. Got 5"),
+        ({"precision": "binary", "kind": "hnsw"}, "must be 'auto' or 'binary' for binary vectors. Got 'hnsw'"),
+        ({"vectors": np.zeros((5, 48), np.int8)}, "must be floats. Got int8"),
         ({"effort": 10}, "from 64 to 65536"),
     ],
 )

@@ -27,7 +27,7 @@ def make(kind: str = "hnsw", count: int = 400) -> tuple[Index, np.ndarray]:
     return index, vectors
 
 
-@pytest.mark.parametrize("kind", ["auto", "flat", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["auto", "flat", "binary", "hnsw", "funnel"])
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_loaded_index_answers_as_before(tmp_path: Path, kind: str, mmap: bool) -> None:
     index, vectors = make(kind)
@@ -104,11 +104,42 @@ def test_sizes_are_checked_even_when_checksums_are_not(tmp_path: Path) -> None:
         Index.load(tmp_path / "index", verify=False)
 
 
+def test_a_large_file_is_read_at_opening_only_if_it_was_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bier.search.storage._LARGE", 1_000)
+    make()[0].save(tmp_path / "index")
+    path = next(path for path in files(tmp_path / "index") if path.name == "learner-2.npy")
+    status, whole = path.stat(), path.read_bytes()
+    path.write_bytes(whole[:-1] + b"\x07")
+    with pytest.raises(SearchError, match="its checksum does not match"):
+        Index.load(tmp_path / "index")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # what no copy and no program does
+    Index.load(tmp_path / "index")
+    with pytest.raises(SearchError, match="its checksum does not match"):
+        Index.load(tmp_path / "index", verify=True)
+
+
+def test_an_index_of_the_first_format_is_read(tmp_path: Path) -> None:
+    index, vectors = make()
+    index.save(tmp_path / "index")
+    path = tmp_path / "index" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["version"] == 1, "earlier versions of bier can read it"
+    old = {key: value for key, value in manifest.items() if key not in ("precision", "checksum")}
+    for stamp in old["files"].values():
+        del stamp["modified"]
+    path.write_text(json.dumps(with_checksum(old)))
+    loaded = Index.load(tmp_path / "index")
+    assert (loaded.kind, loaded.precision) == ("hnsw", "float32")
+    np.testing.assert_array_equal(loaded.search(vectors[:9], 3).ids, index.search(vectors[:9], 3).ids)
+
+
 def test_a_newer_format_is_named(tmp_path: Path) -> None:
     make()[0].save(tmp_path / "index")
     path = tmp_path / "index" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
-    with pytest.raises(SearchError, match=r"format bier-index 1. Found 'bier-index' 2"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
+    with pytest.raises(SearchError, match=r"format bier-index 2. Found 'bier-index' 3"):
         Index.load(tmp_path / "index")
 
 

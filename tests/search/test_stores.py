@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from bier import collection as collections
-from bier.collection import StoredSource, add_to_collection, fill_store
+from bier.collection import add_to_collection, fill_store
 from bier.errors import MissingExtraError, SearchError
 from bier.search import Entry, Index, Store, is_store_uri, open_store, stores
+from bier.search.sources import StoredSource
 from bier.search.stores import milvus, postgres, qdrant
 from bier.search.stores.engine import EngineStore, conditions
 

@@ -10,7 +10,7 @@ from bier.cli.terminal import Backbone, Backend, Json, emit, follow_steps, model
 from bier.errors import SearchError
 
 if TYPE_CHECKING:
-    from bier.collection import Source
+    from bier.search.sources import Source
 
 
 def index(
@@ -38,12 +38,21 @@ def index(
         typer.Option("--add", metavar="COLLECTION", help="Add to an index or a store's URI what it does not have yet."),
     ] = None,
     kind: Annotated[
-        Literal["auto", "flat", "hnsw", "funnel"],
+        Literal["auto", "flat", "binary", "hnsw", "funnel"],
         typer.Option(
             "--kind",
-            help="auto: exact up to 20,000 images, a graph beyond. funnel: a graph of the first learner only.",
+            help="How images are found. auto: exact up to 20,000 images, then by one bit per dimension, scored again "
+            "exactly (binary), and beyond 2 million by a graph (hnsw). funnel: a graph of the first learner only.",
         ),
     ] = "auto",
+    precision: Annotated[
+        Literal["float32", "int8", "binary"],
+        typer.Option(
+            "--precision",
+            help="How vectors are kept. int8: a quarter of the bytes, similarities right to about 0.003. "
+            "binary: one bit per dimension, similarities are estimates.",
+        ),
+    ] = "float32",
     backbone: Backbone = None,
     backend: Backend = "torch",
     rebuild: Annotated[bool, typer.Option("--rebuild", help="With --store: empty the collection first.")] = False,
@@ -65,6 +74,8 @@ def index(
 
     bier index photos --backbone efficientnet_lite0 --out shop.index
 
+    bier index vectors.safetensors --precision int8 --out birds.index
+
     bier index runs/birds more-photos --add runs/birds/index
 
     bier index vectors.safetensors --store "postgresql://db.example/shop#birds"
@@ -75,7 +86,9 @@ def index(
     """
     if sum(option is not None for option in (out, store, add)) != 1:
         raise SearchError("Give one of --out FOLDER, --store URI and --add COLLECTION.")
-    from bier.collection import add_to_collection, build_index, fill_store
+    if out is None and precision != "float32":
+        raise SearchError(f"The '--precision' option must be used with --out. Got {precision} without it.")
+    from bier.search.sources import build_index
     from bier.search.store import without_secrets
 
     start = time.perf_counter()
@@ -84,15 +97,19 @@ def index(
         given = _source(source, images, backbone, backend)
         result: dict[str, Any]
         if out is not None:
-            made = build_index(given, kind, progress)
+            made = build_index(given, kind, progress, precision)
             made.save(out)
-            result = {"index": str(out), "images": len(made), "method": made.method}
+            result = {"index": str(out), "images": len(made), "method": made.method, "precision": precision}
         elif store is not None:
+            from bier.collection import fill_store
+
             total, added = fill_store(given, store, rebuild, progress)
             method = store.partition(":")[0]
             result = {"store": without_secrets(store), "images": total, "added": added, "method": method}
         else:
             assert add is not None
+            from bier.collection import add_to_collection
+
             total, added = add_to_collection(given, add, progress)
             result = {"collection": without_secrets(add), "images": total, "added": added, "method": "add"}
     result |= {"dimension": sum(given.groups), "groups": list(given.groups)}
@@ -105,14 +122,16 @@ def index(
 
 
 def _source(source: Path, images: Path | None, backbone: str | None, backend: Any) -> "Source":
-    from bier.collection import ImageSource, StoredSource
+    if backbone is None and (source.is_file() or source.suffix == ".safetensors"):
+        from bier.search.sources import StoredSource
+
+        return StoredSource.read(source)
+    from bier.collection import ImageSource
     from bier.data import list_images
 
     if backbone is not None:
         model, listed = model_and_images(source, images, backbone)
         return ImageSource(model, list_images(listed), backend=backend)
-    if source.is_file() or source.suffix == ".safetensors":
-        return StoredSource.read(source)
     if images is None:
         raise SearchError(f"{source} must be a file of `bier embed`, or a model followed by a folder of images.")
     return ImageSource(source, list_images(images), backend=backend)

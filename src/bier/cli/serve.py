@@ -18,8 +18,9 @@ from bier.errors import ConfigError, needs
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from bier.collection import Collection, Progress
+    from bier.collection import Collection
     from bier.models.model import Untrained
+    from bier.search.sources import Progress
     from bier.web.guard import Access
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")

@@ -30,6 +30,7 @@ from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batc
 from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone
 from bier.models.backends import Backend, check_backend, compiled
 from bier.models.inference import Images, Progress, batches_for, run_network, to_array
+from bier.models.quantization import VectorPrecision, check_precision, quantize_embeddings
 
 VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -193,7 +194,8 @@ class Model(nn.Module, ModelHubMixin):
         progress: bool | Progress | None = None,
         *,
         backend: Backend = "torch",
-    ) -> NDArray[np.float32]:
+        precision: VectorPrecision = "float32",
+    ) -> NDArray[Any]:
         """The test-time vectors of images, as `forward` in eval mode gives them for their centre crops.
 
         Args:
@@ -206,14 +208,19 @@ class Model(nn.Module, ModelHubMixin):
                 all); all is 0 where their number is not known before the end.
             backend: what runs the network: `torch`, or on a CPU `onnx` (ONNX Runtime) or `openvino`, which are faster
                 but take some seconds to start; the network is kept for later calls. docs/models.md has figures.
+            precision: of the vectors: `float32`; `int8`, a byte per dimension, to be compared by the cosine; `binary`
+                or `ubinary`, a bit per dimension, to be compared by the Hamming distance (`quantize_embeddings`).
 
         Returns:
-            float32 (N, d). One image gives (1, d); none give (0, d).
+            float32 (N, d). One image gives (1, d); none give (0, d). `int8` gives int8 (N, d), `binary` int8 and
+            `ubinary` uint8 (N, ceil(d / 8)).
         """
+        check_precision(precision)
         dimension = sum(self.groups[:learners])
         with _following(progress) as follow:
             batches = self._raw_batches(images, batch_size, workers, follow, backend)
-            return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
+            vectors = to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
+        return quantize_embeddings(vectors, precision, self.groups[:learners])
 
     def embed_raw(
         self,

@@ -12,10 +12,12 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bier import files
 from bier.errors import SearchError
@@ -78,22 +80,32 @@ class EmbeddingsWriter:
 
         `about` describes the rows that have a vector and must have `paths`, `groups` and `weighting`.
         """
-        width = sum(about["groups"])
-        merged = [np.empty((0, width), np.float32)], [np.empty((0, width), np.float32)]
-        try:
-            for number in range(len(self.shards)):
-                shard, _ = files.unpack(self._shard(number), ("vectors", "raw"))
-                merged[0].append(shard["vectors"])
-                merged[1].append(shard["raw"])
-        except (OSError, ValueError) as error:
-            raise SearchError(f"The shards in {self.parts} must all be there and complete: {error}.") from error
-        vectors, raw = (np.concatenate(pieces) for pieces in merged)
+        shape = len(about["paths"]), sum(about["groups"])
         metadata = {name: json.dumps(about[name]) for name in ("groups", "weighting")}
         text = json.dumps(dict(about), indent=1).encode() + b"\n"
-        tensors = {"vectors": vectors, "raw": raw, "about": np.frombuffer(text, np.uint8)}
-        files.write(self.out, *files.pack(tensors, metadata))  # the whole of it, in one step
+        tensors: dict[str, files.Blocks | NDArray[Any]] = {
+            name: files.Blocks(np.dtype(np.float32), shape, partial(self._rows, name, shape[1]))
+            for name in ("vectors", "raw")
+        }
+        try:
+            with files.file_aside(self.out) as aside, aside.open("wb") as file:  # the whole of it, in one step
+                file.writelines(files.pack({**tensors, "about": np.frombuffer(text, np.uint8)}, metadata))
+        except ValueError as error:
+            raise SearchError(f"The shards in {self.parts} must all be there and complete: {error}.") from error
         files.write(self.out.with_suffix(".json"), text)
         shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _rows(self, name: str, width: int) -> Iterator[Floats]:
+        """A tensor of all shards, one shard after the other: never more than one of them in memory."""
+        for number, rows in enumerate(self.shards):
+            try:
+                tensors, metadata = files.unpack(self._shard(number), (name,), mmap=True)
+            except OSError as error:
+                raise ValueError(f"{self._shard(number).name}: {files.reason(error)}") from error
+            block, expected = tensors[name], (len(rows) - len(_broken(metadata)), width)
+            if block.shape != expected:
+                raise ValueError(f"{self._shard(number).name} must be {expected}, found {block.shape}")
+            yield block
 
     def _shard(self, number: int) -> Path:
         return self.parts / f"shard-{number:06d}.safetensors"
@@ -105,7 +117,7 @@ class EmbeddingsWriter:
         """Remove a shard that is not as it was written: it will be computed again."""
         try:
             if self._is_done(number):
-                shard, metadata = files.unpack(self._shard(number), ("vectors", "raw"))
+                shard, metadata = files.unpack(self._shard(number), ("vectors", "raw"), mmap=True)
                 if len(shard["vectors"]) + len(_broken(metadata)) != len(self.shards[number]):
                     raise ValueError("it has another number of rows")
         except (OSError, ValueError):
@@ -120,7 +132,7 @@ def _broken(metadata: Mapping[str, str]) -> list[Any]:
 class Embeddings(NamedTuple):
     """The content of an embeddings file.
 
-    vectors: test-time vectors (N, d). raw: raw embeddings (N, d), if they were asked for.
+    vectors: test-time vectors (N, d). raw: raw embeddings (N, d), if they were asked for. Both are memory-mapped.
     paths, labels: of each image; labels are None if no image has one. groups: the learners' sizes.
     model: path and fingerprint of the model that computed the vectors, or empty. root: the folder that the paths start
     from, or None. weighting: how the model weighs its learners, or None.
@@ -169,7 +181,7 @@ def _read(file: Path, raw: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     if not file.is_file():
         raise SearchError(f"Embeddings must be a file of `bier embed`. {file} is missing.")
     wanted = ("vectors", "raw") if raw else ("vectors",)
-    tensors, metadata = files.unpack(file, wanted, optional=("about",))
+    tensors, metadata = files.unpack(file, wanted, optional=("about",), mmap=True)
     if "about" in tensors:
         text = tensors.pop("about").tobytes()
         if "sha256" not in metadata:

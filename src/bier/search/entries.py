@@ -18,11 +18,12 @@ class Entries:
         self.labels: list[Label] = []
         self.metadata: list[Metadata] = []
         self.alive: Mask = np.empty(0, np.bool_)
-        self._row_of: dict[Id, int] = {}
+        self._count = 0
+        self._rows_by_id: dict[Id, int] | None = None
         self._codes: tuple[dict[str, int], NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return self._count
 
     @property
     def rows(self) -> int:
@@ -39,8 +40,18 @@ class Entries:
         alive = np.ones(len(ids), np.bool_)
         alive[list(removed)] = False
         self.alive = np.concatenate([self.alive, alive])
-        self._row_of.update({one: start + row for row, one in enumerate(ids) if alive[row]})
+        self._count += int(alive.sum())
+        if self._rows_by_id is not None:
+            self._rows_by_id.update({one: start + row for row, one in enumerate(ids) if alive[row]})
         self._codes = None
+
+    @property
+    def _row_of(self) -> dict[Id, int]:
+        """The row of each id. It is made when it is first needed: opening a large index must not wait for it."""
+        if self._rows_by_id is None:
+            alive = self.alive.tolist()
+            self._rows_by_id = {one: row for row, one in enumerate(self.ids) if alive[row]}
+        return self._rows_by_id
 
     def known(self, ids: Sequence[Id]) -> list[Id]:
         return [one for one in ids if one in self._row_of]
@@ -57,6 +68,7 @@ class Entries:
 
     def remove(self, ids: Sequence[Id]) -> None:
         self.alive[self.rows_of(ids)] = False
+        self._count -= len(ids)
         for one in ids:
             del self._row_of[one]
 

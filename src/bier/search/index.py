@@ -1,6 +1,6 @@
-"""`bier.Index`: exact search for small collections, a graph with exact re-scoring beyond, funnel search on both."""
+"""`bier.Index`: exact search for small collections, candidates that are scored again beyond, funnel search on both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -28,44 +28,57 @@ from bier.search.store import (
     checked_ids,
     checked_vectors,
     id_array,
+    spans,
 )
-from bier.search.vectors import Graph, LearnerVectors, Progress
+from bier.search.vectors import BinaryCodes, Graph, Int8Vectors, LearnerVectors, Progress
 
-Kind: TypeAlias = Literal["auto", "flat", "hnsw", "funnel"]
+Kind: TypeAlias = Literal["auto", "flat", "binary", "hnsw", "funnel"]
+Precision: TypeAlias = Literal["float32", "int8", "binary"]
 
 EXACT_ROWS = 20_000  # `auto` searches exactly up to here
-EFFORT = 192  # efSearch: candidates that the graph keeps; the better half is scored exactly
+SCANNED_ROWS = 2_000_000  # `auto` compares bits up to here (20 ms a query), beyond which it builds a graph
+EFFORT = 192  # efSearch: candidates that the graph keeps, of which the better half is scored; twice as many of the bits
 SHORTLIST = 400  # of a `funnel` index, where a search gives none
 REBUILD_SHARE = 0.25  # removed rows, as a share of all, at which the index is rebuilt without them
 _SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
-_SAMPLE_ROWS = 50_000  # from which the graph learns the range of each dimension
-_BLOCK_ROWS = 10_000  # a step of the progress bar while the graph is built
+_SAMPLE_ROWS = 50_000  # from which graph and codes learn the range or the mean of each dimension
+_FEWEST_ROWS = 256  # with fewer, the ranges of an int8 index would not hold for the next image
+_BLOCK_ROWS = 10_000  # a step of the progress bar while the index is built
 _REACH = 8_192  # more candidates than this cost the graph more than a scan
 
 
 class Index(Store):
     """The embedded index: a collection in memory, or in a folder that is memory-mapped.
 
-    Kinds, chosen at `build`: `flat` compares with every vector; `hnsw` takes candidates from a faiss graph over 8-bit
+    Kinds, chosen at `build`, say how candidates are found. `flat` compares with every vector; `binary` compares with
+    one bit per dimension and scores the best of that exactly; `hnsw` takes candidates from a faiss graph over 8-bit
     vectors and scores them exactly; `funnel` has that graph over the first learner alone, which selects a shortlist
-    that the whole vector ranks; `auto` is `flat` up to 20,000 rows and `hnsw` beyond.
+    that the whole vector ranks; `auto` is `flat` up to 20,000 rows, `binary` up to 2,000,000 and `hnsw` beyond.
+
+    Precisions say how the vectors are kept. `float32` keeps them as they are, `int8` a byte per dimension, from which
+    scores are right to about 0.003. `binary` keeps one bit per dimension: scores are estimates, and what needs the
+    vectors (their learners, a funnel, an exact search, re-ranking, thresholds) is refused.
 
     Searches may run in several threads at once; `add`, `remove` and `save` must run alone.
     """
 
     def __init__(
         self,
-        vectors: LearnerVectors,
+        vectors: LearnerVectors | Int8Vectors,
         entries: Entries,
         kind: Kind,
         effort: int = EFFORT,
         graph: Graph | None = None,
         about: Mapping[str, Any] | None = None,
+        bits: BinaryCodes | None = None,
+        precision: Precision = "float32",
     ) -> None:
-        self._vectors = vectors
+        self._vectors = vectors  # without rows if the precision is binary
         self._entries = entries
         self._graph = graph
+        self._bits = bits
         self.kind = kind
+        self.precision = precision
         self.effort = effort
         self.about: dict[str, Any] = dict(about or {})
 
@@ -81,6 +94,8 @@ class Index(Store):
         effort: int = EFFORT,
         about: Mapping[str, Any] | None = None,
         progress: Progress = None,
+        precision: Precision = "float32",
+        copy: bool = True,
     ) -> "Index":
         """An index of vectors (N, d).
 
@@ -90,16 +105,22 @@ class Index(Store):
             labels, metadata: stored with each id, returned by `entries` and usable in `where`.
             effort: faiss's efSearch, from 64 to 65,536. A higher value finds more and takes longer.
             about: anything JSON can hold about the collection, such as the model that computed the vectors.
+            precision: how the vectors are kept: `float32`, `int8` or `binary`.
+            copy: False uses the array itself, which may be memory-mapped and larger than memory, and must not change.
         """
         floats = checked_vectors(vectors)
-        if kind not in get_args(Kind):
-            raise SearchError(f"The 'kind' parameter must be one of {get_args(Kind)}. Got {kind!r} instead.")
+        _check_choices(kind, precision, len(floats))
         checked_count(effort, "effort", least=64, most=storage.MOST_EFFORT)
         sizes = checked_groups(groups, floats.shape[1])
         columns = checked_columns(range(len(floats)) if ids is None else ids, labels, metadata, len(floats))
-        index = cls(LearnerVectors(sizes), Entries(), kind, effort, about=about)
+        given = LearnerVectors(sizes, [floats[:, span] for span in spans(sizes)])
+        index = cls(given, Entries(), kind, effort, about=about, precision=precision)
         index._entries.append(*columns)
-        index._vectors.append(floats)
+        if precision != "float32":
+            index._quantize(progress)
+        elif copy:
+            index._vectors = LearnerVectors(sizes)
+            index._vectors.append(floats)
         index._settle(progress)
         return index
 
@@ -111,10 +132,10 @@ class Index(Store):
         return self._vectors.groups
 
     @property
-    def method(self) -> Literal["flat", "hnsw", "funnel"]:
+    def method(self) -> Literal["flat", "binary", "hnsw", "funnel"]:
         """How a search without a shortlist is done at present."""
         if self._graph is None:
-            return "flat"
+            return "flat" if self._bits is None else "binary"
         return "funnel" if self.kind == "funnel" else "hnsw"
 
     @property
@@ -128,7 +149,9 @@ class Index(Store):
         return [self._entries.entry(row) for row in self._entries.rows_of(ids)]
 
     def vectors(self, ids: Sequence[Id]) -> Floats:
-        return self._vectors.take(self._entries.rows_of(ids))
+        rows = self._entries.rows_of(ids)
+        self._need_vectors("return vectors")
+        return self._vectors.take(rows)
 
     def remove(self, ids: Sequence[Id] | NDArray[Any]) -> None:
         """Remove ids: all of them, or none if one is unknown. It is rebuilt when a quarter of the rows is removed."""
@@ -137,16 +160,27 @@ class Index(Store):
 
     def save(self, path: str | Path) -> None:
         """Write a folder, and replace an index that is there in one step: a crash leaves the old one or the new one."""
-        storage.save(Path(path), self._vectors, self._entries, self._graph, self.kind, self.effort, dict(self.about))
+        parts = storage.Parts(self._vectors, self._entries, self._graph, self._bits)
+        storage.save(Path(path), parts, self.kind, self.effort, dict(self.about), self.precision)
 
     @classmethod
-    def load(cls, path: str | Path, mmap: bool = True, verify: bool = True) -> "Index":
+    def load(cls, path: str | Path, mmap: bool = True, verify: bool | None = None) -> "Index":
         """Open a saved index. With `mmap`, vectors and graph stay on disk until they are touched.
 
-        `verify` compares every file with its checksum (about a second for a gigabyte); without it, sizes only.
+        `verify` compares every file with its checksum (about a second for a gigabyte); False compares sizes only. By
+        default, large files that have the size and the modification time with which they were saved are not read.
         """
-        vectors, entries, graph, manifest = storage.load(Path(path), mmap, verify)
-        return cls(vectors, entries, manifest["kind"], manifest["effort"], graph, manifest["about"])
+        parts, known = storage.load(Path(path), mmap, verify)
+        return cls(
+            parts.vectors,
+            parts.entries,
+            known.kind,
+            known.effort,
+            parts.graph,
+            known.about,
+            parts.bits,
+            known.precision,
+        )
 
     def _lengths(self) -> Floats:
         return self._vectors.lengths()
@@ -154,9 +188,12 @@ class Index(Store):
     def _add(self, vectors: Floats, columns: Columns) -> None:
         self._entries.remove(self._entries.known(columns[0]))
         self._entries.append(*columns)
-        self._vectors.append(vectors)
+        if self.precision != "binary":
+            self._vectors.append(vectors)
+        if self._bits is not None:
+            self._bits.append(vectors)
         if self._graph is not None:
-            self._graph.add(vectors[:, : self.groups[0]] if self.kind == "funnel" else vectors)
+            self._graph.append(vectors[:, : self.groups[0]] if self.kind == "funnel" else vectors)
         self._settle()
 
     def _search(
@@ -174,33 +211,60 @@ class Index(Store):
         if k == 0 or len(queries) == 0:
             rows, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
         elif exact or len(learners) < len(self.groups):
+            self._need_vectors("search exactly" if exact else "compare some learners only")
             rows, scores = self._vectors.nearest(queries, k, allowed)
         elif shortlist is not None or self.method == "funnel":
+            self._need_vectors("select a shortlist by the first learner")
             rows, scores = self._funnel(queries, k, shortlist or max(SHORTLIST, k), allowed, available)
         elif self._graph is not None:
             rows, scores = self._through_graph(queries, k, max(self.effort // 2, 2 * k), allowed, available)
+        elif self._bits is not None:
+            rows, scores = self._through_bits(queries, k, allowed, available)
         else:
             rows, scores = self._vectors.nearest(queries, k, allowed)
         return Found(id_array([self._entries.ids[row] for row in rows.ravel()], rows.shape), scores, rows)
 
     def _settle(self, progress: Progress = None) -> None:
-        """Drop removed rows when they are many, and build the graph if the kind or the size requires one."""
+        """Drop removed rows when they are many, and build graph or bits if the kind or the size requires them."""
         rows, removed = self._entries.rows, self._entries.rows - len(self._entries)
         if removed and removed >= REBUILD_SHARE * rows:
-            kept = LearnerVectors(self.groups)
-            kept.append(self._vectors.take(np.flatnonzero(self._entries.alive)))
-            self._vectors, self._entries, self._graph = kept, self._entries.compacted(), None
+            for codes in (self._vectors, self._bits):
+                if codes is not None and len(codes):
+                    codes.keep(self._entries.alive)
+            self._entries, self._graph = self._entries.compacted(), None
             rows = self._entries.rows
-        due = self.kind in ("hnsw", "funnel") or (self.kind == "auto" and rows > EXACT_ROWS)
-        if due and self._graph is None and rows:
-            step = max(1, rows // _SAMPLE_ROWS)
-            sample = self._graph_rows(np.arange(0, rows, step))
-            starts = range(0, rows, _BLOCK_ROWS)
-            blocks = (self._graph_rows(np.arange(start, min(start + _BLOCK_ROWS, rows))) for start in starts)
-            self._graph = Graph.build(sample, blocks, rows, progress)
+        if not rows or self._graph is not None or self._bits is not None:
+            return
+        if self.kind == "binary" or (self.kind == "auto" and EXACT_ROWS < rows <= SCANNED_ROWS):
+            self._bits = BinaryCodes.build(*self._sample_and_blocks(), rows, progress)
+        elif self.kind in ("hnsw", "funnel") or (self.kind == "auto" and rows > SCANNED_ROWS):
+            learners = (0,) if self.kind == "funnel" else None
+            self._graph = Graph.build(*self._sample_and_blocks(learners), rows, progress)
 
-    def _graph_rows(self, rows: Rows) -> Floats:
-        return self._vectors.take(rows, (0,) if self.kind == "funnel" else None)
+    def _sample_and_blocks(self, learners: tuple[int, ...] | None = None) -> tuple[Floats, Iterator[Floats]]:
+        """Some of the vectors, to learn their range from, and all of them in blocks that fit in memory."""
+        rows = self._entries.rows
+        sample = self._vectors.take(np.arange(0, rows, -(-rows // _SAMPLE_ROWS)), learners)
+        blocks = (np.arange(start, min(start + _BLOCK_ROWS, rows)) for start in range(0, rows, _BLOCK_ROWS))
+        return sample, (self._vectors.take(block, learners) for block in blocks)
+
+    def _quantize(self, progress: Progress) -> None:
+        """Keep the vectors in the precision of the index instead of the floats that were given."""
+        groups, rows = self.groups, self._entries.rows
+        if self.precision == "binary":
+            self._bits = BinaryCodes.build(*self._sample_and_blocks(), rows, progress)
+            self._vectors = LearnerVectors(groups)
+            return
+        made = Int8Vectors.build(*self._sample_and_blocks(), rows, progress)
+        made.groups = groups
+        self._vectors = made
+
+    def _need_vectors(self, what: str) -> None:
+        if self.precision == "binary":
+            raise SearchError(
+                f"An index must keep vectors to {what}. This one keeps a bit per dimension; build it with the "
+                "precision int8 or float32."
+            )
 
     def _funnel(
         self, queries: Floats, k: int, shortlist: int, allowed: Mask | None, available: int
@@ -238,6 +302,17 @@ class Index(Store):
             rows[short], scores[short] = self._vectors.nearest(queries[short], k, allowed)
         return rows, scores
 
+    def _through_bits(self, queries: Floats, k: int, allowed: Mask | None, available: int) -> tuple[Rows, Floats]:
+        """The best by the bits, scored again by the vectors if there are any."""
+        assert self._bits is not None
+        if self.precision == "binary":
+            scores, rows = self._bits.candidates(queries, k, allowed)
+            return rows, scores
+        if allowed is not None and available <= _SCAN_ROWS:
+            return self._vectors.nearest(queries, k, allowed)
+        reach = min(max(2 * self.effort, 4 * k), available)
+        return self._rescored(queries, k, self._bits.candidates(queries, reach, allowed)[1])
+
     def _rescored(self, queries: Floats, k: int, candidates: Rows) -> tuple[Rows, Floats]:
         """Exact scores of each query's candidates (Q, c), -1 being none; the k best, padded with -1."""
         rows = np.full((len(queries), k), -1, np.int64)
@@ -249,3 +324,18 @@ class Index(Store):
             rows[number, : len(order)] = some[order]
             scores[number, : len(order)] = exact[order]
         return rows, scores
+
+
+def _check_choices(kind: str, precision: str, rows: int) -> None:
+    if kind not in get_args(Kind):
+        raise SearchError(f"The 'kind' parameter must be one of {get_args(Kind)}. Got {kind!r} instead.")
+    if precision not in get_args(Precision):
+        raise SearchError(f"The 'precision' parameter must be one of {get_args(Precision)}. Got {precision!r} instead.")
+    if precision == "binary" and kind not in ("auto", "binary"):
+        raise SearchError(f"The 'kind' parameter must be 'auto' or 'binary' for binary vectors. Got {kind!r} instead.")
+    least = {"float32": 0, "int8": _FEWEST_ROWS, "binary": 1}[precision]
+    if rows < least:
+        raise SearchError(
+            f"An index of the precision {precision} must be built from at least {least} vectors, from which it learns "
+            f"their range. Got {rows} instead."
+        )

@@ -2,9 +2,10 @@
 
     FOLDER/manifest.json            format, kind, groups, and the size and checksum of every file; names the data folder
     FOLDER/data-XXXXXXXX/
-        learner-1.npy ...           the float vectors, one matrix per learner, memory-mapped
+        learner-1.npy ...           the float vectors, one matrix per learner, memory-mapped; or else
+        int8.faiss                  the vectors with a byte per dimension
         entries.json                ids, labels, metadata, removed rows
-        graph.faiss                 the graph, if the kind has one
+        graph.faiss, binary.faiss   the graph or the bits, if the kind has them
 
 A save writes a new data folder and then replaces the manifest: a reader sees the old index or the new one. Of two
 processes that save at once, one is told to wait.
@@ -15,7 +16,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,20 +24,24 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bier import files
 from bier.errors import SearchError
 from bier.search.entries import Entries
-from bier.search.store import Floats, checked_columns, checked_ids
-from bier.search.vectors import Graph, LearnerVectors
+from bier.search.store import Floats, checked_ids, checked_labels, checked_metadata
+from bier.search.vectors import BinaryCodes, Graph, Int8Vectors, LearnerVectors
 
 FORMAT = "bier-index"
-VERSION = 1
+VERSION = 2  # 1 has float vectors only, and is still written for them
 MANIFEST = "manifest.json"
 MOST_EFFORT = 2**16  # faiss takes memory in proportion
 _DATA = "data-"
+_LARGE = 2**26  # bytes: reading such a file for its checksum at every start would take noticeable time
+_BLOCK_ROWS = 2**14
+_INT8, _BITS = "int8.faiss", "binary.faiss"
 
 
 class _FileStamp(BaseModel):
     model_config = ConfigDict(strict=True)
     bytes: int = Field(ge=0)
     sha256: str
+    modified: int | None = None  # nanoseconds; an earlier version did not keep it
 
 
 class _Manifest(BaseModel):
@@ -44,7 +49,8 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(strict=True)
     data: str
-    kind: Literal["auto", "flat", "hnsw", "funnel"]
+    kind: Literal["auto", "flat", "binary", "hnsw", "funnel"]
+    precision: Literal["float32", "int8", "binary"] = "float32"
     effort: int = Field(ge=64, le=MOST_EFFORT)
     groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
     rows: int = Field(ge=0, le=2**40)
@@ -55,15 +61,16 @@ class _Manifest(BaseModel):
 _KEYS = {*_Manifest.model_fields, "format", "version"}  # of a manifest without a checksum of its own
 
 
-def save(
-    folder: Path,
-    vectors: LearnerVectors,
-    entries: Entries,
-    graph: Graph | None,
-    kind: str,
-    effort: int,
-    about: Mapping[str, Any],
-) -> None:
+class Parts(NamedTuple):
+    """What an index consists of. `vectors` has no rows where only the bits are kept."""
+
+    vectors: LearnerVectors | Int8Vectors
+    entries: Entries
+    graph: Graph | None
+    bits: BinaryCodes | None
+
+
+def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str, Any], precision: str) -> None:
     """Write the index. `folder` must be new, empty or an index already."""
     _old_data(folder)
     with files.locked(folder, "saving the index"):
@@ -71,17 +78,18 @@ def save(
         data = folder / f"{_DATA}{secrets.token_hex(4)}"
         try:
             data.mkdir()
-            _write_data(data, vectors, entries, graph)
+            _write_data(data, parts, precision)
             files.flush_files(data)
             stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
             manifest = {
                 "format": FORMAT,
-                "version": VERSION,
+                "version": VERSION if precision != "float32" or parts.bits is not None else 1,
                 "data": data.name,
                 "kind": kind,
+                "precision": precision,
                 "effort": effort,
-                "groups": list(vectors.groups),
-                "rows": entries.rows,
+                "groups": list(parts.vectors.groups),
+                "rows": parts.entries.rows,
                 "about": about,
                 "files": stamps,
             }
@@ -99,9 +107,7 @@ def save(
             shutil.rmtree(left, ignore_errors=True)
 
 
-def load(
-    folder: Path, mmap: bool = True, verify: bool = True
-) -> tuple[LearnerVectors, Entries, Graph | None, dict[str, Any]]:
+def load(folder: Path, mmap: bool = True, verify: bool | None = None) -> tuple[Parts, _Manifest]:
     """Read what `save` wrote; any damage is a SearchError."""
     try:
         return _load(folder, mmap, verify)
@@ -132,7 +138,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
-def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entries, Graph | None, dict[str, Any]]:
+def _load(folder: Path, mmap: bool, verify: bool | None) -> tuple[Parts, _Manifest]:
     manifest = read_manifest(folder)
     try:
         files.check_record(manifest, old=_KEYS)
@@ -140,10 +146,13 @@ def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entri
         data, groups, rows = folder / Path(known.data).name, known.groups, known.rows
         for name, stamp in known.files.items():
             _check(data / Path(name).name, stamp, verify)
-        parts = [_matrix(data / f"learner-{m}.npy", (rows, size), mmap) for m, size in enumerate(groups, 1)]
+        vectors = _vectors(data, known, mmap)
         entries = _entries(_read_json(data / "entries.json"), rows)
         width = groups[0] if known.kind == "funnel" else sum(groups)
         graph = Graph.read(data / "graph.faiss", width, rows, mmap) if "graph.faiss" in known.files else None
+        bits = BinaryCodes.read(data / _BITS, sum(groups), rows, mmap) if _BITS in known.files else None
+        if known.precision == "binary" and bits is None:
+            raise ValueError(f"it has no {_BITS}")
     except ValidationError as error:
         first = error.errors()[0]
         name, found = ".".join(map(str, first["loc"])), repr(first["input"])[:80]
@@ -152,16 +161,28 @@ def _load(folder: Path, mmap: bool, verify: bool) -> tuple[LearnerVectors, Entri
         ) from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise SearchError(f"The index {folder} is damaged ({error}). Build it again.") from error
-    return LearnerVectors(groups, parts), entries, graph, manifest
+    return Parts(vectors, entries, graph, bits), known
 
 
-def _write_data(data: Path, vectors: LearnerVectors, entries: Entries, graph: Graph | None) -> None:
-    for learner, size in enumerate(vectors.groups):
-        with (data / f"learner-{learner + 1}.npy").open("wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), size)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for chunk in vectors.part(learner):
-                file.write(np.ascontiguousarray(chunk, "<f4").data)
+def _vectors(data: Path, known: _Manifest, mmap: bool) -> LearnerVectors | Int8Vectors:
+    if known.precision == "float32":
+        shapes = [(known.rows, size) for size in known.groups]
+        return LearnerVectors(
+            known.groups, [_matrix(data / f"learner-{m}.npy", shape, mmap) for m, shape in enumerate(shapes, 1)]
+        )
+    if known.precision == "binary":
+        return LearnerVectors(known.groups)
+    codes = Int8Vectors.read(data / _INT8, sum(known.groups), known.rows, mmap)
+    codes.groups = tuple(known.groups)
+    return codes
+
+
+def _write_data(data: Path, parts: Parts, precision: str) -> None:
+    entries = parts.entries
+    if isinstance(parts.vectors, Int8Vectors):
+        parts.vectors.write(data / _INT8)
+    elif precision == "float32":
+        _write_floats(data, parts.vectors)
     columns = {
         "ids": entries.ids,
         "labels": entries.labels if any(one is not None for one in entries.labels) else None,
@@ -169,8 +190,20 @@ def _write_data(data: Path, vectors: LearnerVectors, entries: Entries, graph: Gr
         "removed": np.flatnonzero(~entries.alive).tolist(),
     }
     (data / "entries.json").write_bytes(_json(columns))
-    if graph is not None:
-        graph.write(data / "graph.faiss")
+    if parts.graph is not None:
+        parts.graph.write(data / "graph.faiss")
+    if parts.bits is not None:
+        parts.bits.write(data / _BITS)
+
+
+def _write_floats(data: Path, vectors: LearnerVectors) -> None:
+    for learner, size in enumerate(vectors.groups):
+        with (data / f"learner-{learner + 1}.npy").open("wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), size)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for chunk in vectors.part(learner):
+                for start in range(0, len(chunk), _BLOCK_ROWS):  # a chunk may be mapped and larger than memory
+                    file.write(np.ascontiguousarray(chunk[start : start + _BLOCK_ROWS], "<f4").data)
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
@@ -191,9 +224,9 @@ def _entries(columns: Mapping[str, Any], rows: int) -> Entries:
     if not all(type(row) is int and 0 <= row < rows for row in removed):
         raise ValueError(f"removed rows must be numbers below {rows}")
     gone = set(removed)
-    try:
-        checked_ids([one for row, one in enumerate(ids) if row not in gone])  # a removed row may have the id of another
-        _, labels, metadata = checked_columns(range(rows), columns["labels"], columns["metadata"], rows)
+    try:  # a removed row may have the id of another
+        checked_ids([one for row, one in enumerate(ids) if row not in gone] if gone else ids)
+        labels, metadata = checked_labels(columns["labels"], rows), checked_metadata(columns["metadata"], rows)
     except SearchError as error:
         raise ValueError(str(error)) from error
     entries = Entries()
@@ -212,11 +245,14 @@ def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
 
 
 def _stamp(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": files.checksum(path)}
+    size, modified = files.stamp(path)
+    return {"bytes": size, "sha256": files.checksum(path), "modified": modified}
 
 
-def _check(path: Path, stamp: _FileStamp, verify: bool) -> None:
-    size = path.stat().st_size
+def _check(path: Path, stamp: _FileStamp, verify: bool | None) -> None:
+    size, modified = path.stat().st_size, path.stat().st_mtime_ns
+    if verify is None:
+        verify = size < _LARGE or modified != stamp.modified
     if size != stamp.bytes:
         raise SearchError(
             f"The index file {path} is damaged: expected {stamp.bytes} bytes, found {size}. Build the index again."

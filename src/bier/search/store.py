@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -57,6 +57,11 @@ def checked_vectors(vectors: ArrayLike, dimension: int | None = None, name: str 
             f"The '{name}' parameter must be numbers of shape (N, d). "
             f"Got {array.dtype} of shape {tuple(array.shape)} instead."
         )
+    if array.dtype in (np.int8, np.uint8):  # their lengths differ, so that products of them are no similarities
+        raise SearchError(
+            f"The '{name}' parameter must be floats. Got {array.dtype}, perhaps of `encode` with a precision; "
+            "an index has a precision of its own."
+        )
     if dimension is not None and array.shape[1] != dimension:
         raise SearchError(
             f"The '{name}' parameter must have {dimension} dimensions, as the index has. Got {array.shape[1]} instead."
@@ -99,10 +104,11 @@ def checked_shortlist(shortlist: int | None, k: int) -> int | None:
 
 def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None, unique: bool = True) -> list[Id]:
     """Ids as plain strings and ints; an error if they are of another type, not `count`, or not unique."""
-    plain = ids.tolist() if isinstance(ids, np.ndarray) else [_plain(one) for one in ids]
-    for one in plain:
-        if isinstance(one, bool) or not isinstance(one, str | int):
-            raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {one!r} instead.")
+    plain = _plain_list(ids)
+    if not set(map(type, plain)) <= {str, int}:  # a loop over a million ids takes long
+        for one in plain:
+            if isinstance(one, bool) or not isinstance(one, str | int):
+                raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {one!r} instead.")
     if count is not None and len(plain) != count:
         raise SearchError(f"The 'ids' parameter must hold one id per vector, {count}. Got {len(plain)} instead.")
     if unique and len(set(plain)) != len(plain):
@@ -115,12 +121,13 @@ def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None, uniq
 def checked_labels(labels: Sequence[Label] | NDArray[Any] | None, count: int) -> list[Label]:
     if labels is None:
         return [None] * count
-    plain = labels.tolist() if isinstance(labels, np.ndarray) else [_plain(one) for one in labels]
+    plain = _plain_list(labels)
     if len(plain) != count:
         raise SearchError(f"The 'labels' parameter must hold one label per vector, {count}. Got {len(plain)} instead.")
-    for one in plain:
-        if one is not None and not isinstance(one, str | int):
-            raise SearchError(f"The 'labels' parameter must hold strings or whole numbers. Got {one!r} instead.")
+    if not set(map(type, plain)) <= {str, int, type(None)}:
+        for one in plain:
+            if one is not None and not isinstance(one, str | int):
+                raise SearchError(f"The 'labels' parameter must hold strings or whole numbers. Got {one!r} instead.")
     return plain
 
 
@@ -170,8 +177,14 @@ def without_secrets(text: str) -> str:
     return re.sub(r"(?i)((?:password|passwd|token|api_?key)=)[^&\s#]*", r"\1***", text)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+def _plain_list(values: Sequence[Any] | NDArray[Any]) -> list[Any]:
+    """The values as a list, with Python's numbers in place of numpy's."""
+    if isinstance(values, np.ndarray):
+        return list(values.tolist())
+    plain = list(values)
+    if any(issubclass(kind, np.generic) for kind in set(map(type, plain))):
+        plain = [one.item() if isinstance(one, np.generic) else one for one in plain]
+    return plain
 
 
 def spans(groups: Sequence[int]) -> list[slice]:
@@ -223,11 +236,12 @@ def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learner
 class Store(ABC):
     """A collection of test-time vectors, whose dot product is the similarity of two images.
 
-    `about` holds what is known about the collection, such as the model that computed the vectors. Searches may run in
-    several threads at once.
+    `about` holds what is known about the collection, such as the model that computed the vectors. `precision` is how
+    the vectors are kept; scores of `binary` ones are estimates. Searches may run in several threads at once.
     """
 
     about: dict[str, Any]
+    precision: Literal["float32", "int8", "binary"] = "float32"
 
     @property
     @abstractmethod

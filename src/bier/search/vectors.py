@@ -1,4 +1,4 @@
-"""The vectors of an index: exact search through the floats, and the graph that selects candidates for it.
+"""The vectors of an index (floats, or a byte per dimension), and what selects candidates among them (graph, bits).
 
 The floats are kept learner by learner: each learner's part is a matrix of its own, so that the first learner is a
 complete small embedding without a second copy, and each part can be memory-mapped by itself.
@@ -6,14 +6,13 @@ complete small embedding without a second copy, and each part can be memory-mapp
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from bier.errors import SearchError, needs
 from bier.search.store import Floats, Mask, Rows, spans
 
-FACTORY = "HNSW32,SQ8"
 Progress = Callable[[int, int], None] | None
 
 _SCORES_AT_ONCE = 2**24  # floats of scratch space for scores, 64 MB
@@ -30,6 +29,12 @@ class LearnerVectors:
 
     def __len__(self) -> int:
         return sum(len(chunk[0]) for chunk in self._chunks)
+
+    def keep(self, alive: Mask) -> None:
+        """Drop all other rows."""
+        kept = LearnerVectors(self.groups)
+        kept.append(self.take(np.flatnonzero(alive)))
+        self._chunks = kept._chunks
 
     def append(self, vectors: Floats) -> None:
         """Add rows. Chunks of like size are merged, so that many small additions cost little each."""
@@ -169,18 +174,24 @@ def _dot(parts: list[Floats], matrices: list[Floats], queries: slice, rows: slic
     return total
 
 
-class Graph:
-    """Faiss's HNSW graph over 8-bit vectors. It selects candidates only: its own scores are rounded and not used."""
+class _Quantized:
+    """Rows in a faiss index: trained on a sample, filled block by block, memory-mapped when it is read."""
+
+    factory: ClassVar[str]  # faiss's description, in which {} is the dimension
 
     def __init__(self, index: Any, mapped: bool = False) -> None:
         self._index = index
         self._mapped = mapped
 
+    def __len__(self) -> int:
+        return int(self._index.ntotal)
+
     @classmethod
-    def build(cls, sample: Floats, blocks: Iterable[Floats], rows: int, progress: Progress = None) -> "Graph":
-        """Link all rows, block by block. The range of each dimension, for 8 bits, is learned from the sample."""
+    def build(cls, sample: Floats, blocks: Iterable[Floats], rows: int, progress: Progress = None) -> Self:
+        """Add all rows, block by block, to an index that is trained on the sample."""
         faiss = _faiss()
-        index = faiss.index_factory(sample.shape[1], FACTORY, faiss.METRIC_INNER_PRODUCT)
+        dimension = sample.shape[1]
+        index = faiss.index_factory(dimension, cls.factory.format(dimension), faiss.METRIC_INNER_PRODUCT)
         index.train(np.ascontiguousarray(sample))
         done = 0
         for block in blocks:
@@ -190,42 +201,121 @@ class Graph:
                 progress(done, rows)
         return cls(index)
 
-    def add(self, vectors: Floats) -> None:
-        if self._mapped:  # faiss ends the process when a mapped index grows; its file may be gone by now
+    def append(self, vectors: Floats) -> None:
+        self._own()
+        self._index.add(np.ascontiguousarray(vectors))
+
+    def _own(self) -> None:
+        """Copy a mapped index: faiss ends the process when one grows, and its file may be gone by now."""
+        if self._mapped:
             faiss = _faiss()
             self._index = faiss.deserialize_index(faiss.serialize_index(self._index))
             self._mapped = False
-        self._index.add(np.ascontiguousarray(vectors))
 
-    def candidates(self, queries: Floats, count: int, effort: int) -> Rows:
-        """(Q, count) rows, best first by the 8-bit scores; -1 where the graph found no more."""
-        setting = _faiss().SearchParametersHNSW(efSearch=effort)
+    def _nearest(self, queries: Floats, count: int, setting: Any) -> tuple[Floats, Rows]:
         # faiss.contrib.torch_utils, which others may have imported, replaces `search` by one that takes no settings.
         search = getattr(self._index, "search_numpy", self._index.search)
-        _, rows = search(np.ascontiguousarray(queries), count, params=setting)
-        found: Rows = rows
-        return found
+        scores, rows = search(np.ascontiguousarray(queries), count, params=setting)
+        return scores, rows
 
     def write(self, path: Path) -> None:
         try:
             _faiss().write_index(self._index, str(path))
         except RuntimeError as error:
-            raise SearchError(f"The graph could not be written to {path}: {_last_line(error)}.") from error
+            raise SearchError(f"The index could not be written to {path}: {_last_line(error)}.") from error
 
     @classmethod
-    def read(cls, path: Path, dimension: int, rows: int, mmap: bool) -> "Graph":
+    def read(cls, path: Path, dimension: int, rows: int, mmap: bool) -> Self:
         faiss = _faiss()
         flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
         try:
             index = faiss.read_index(str(path), flags)
         except (RuntimeError, MemoryError) as error:
-            raise SearchError(f"The graph {path} is damaged: {_last_line(error)}. Build the index again.") from error
+            raise SearchError(
+                f"The index file {path} is damaged: {_last_line(error)}. Build the index again."
+            ) from error
         if index.d != dimension or index.ntotal != rows:
             raise SearchError(
-                f"The graph {path} must hold {rows} vectors of {dimension} dimensions. "
+                f"The index file {path} must hold {rows} vectors of {dimension} dimensions. "
                 f"Found {index.ntotal} of {index.d}. Build the index again."
             )
         return cls(index, mmap)
+
+
+class Graph(_Quantized):
+    """Faiss's HNSW graph over 8-bit vectors. It selects candidates only: its own scores are rounded and not used."""
+
+    factory = "HNSW32,SQ8"
+
+    def candidates(self, queries: Floats, count: int, effort: int) -> Rows:
+        """(Q, count) rows, best first by the 8-bit scores; -1 where the graph found no more."""
+        return self._nearest(queries, count, _faiss().SearchParametersHNSW(efSearch=effort))[1]
+
+
+class _Compacted(_Quantized):
+    """Codes that are compared one after the other, so that rows can be excluded and removed."""
+
+    def keep(self, alive: Mask) -> None:
+        """Drop all other rows."""
+        self._own()
+        self._index.remove_ids(_selector(~alive))
+
+
+class BinaryCodes(_Compacted):
+    """One bit per dimension and eight bytes per row, with which faiss's RaBitQ estimates dot products.
+
+    The rotation spreads what a few dimensions say over all of them: without it, plain features of a network that ends
+    in a ReLU lose a tenth of their recall (benchmarks/quantized.py).
+    """
+
+    factory = "RR{},RaBitQ"
+
+    def candidates(self, queries: Floats, count: int, allowed: Mask | None = None) -> tuple[Floats, Rows]:
+        """Estimated scores and rows (Q, count), best first; `allowed` must hold at least `count` rows."""
+        faiss = _faiss()
+        inner = None if allowed is None else faiss.RaBitQSearchParameters(sel=_selector(allowed))
+        setting = None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
+        return self._nearest(queries, count, setting)
+
+
+class Int8Vectors(_Compacted):
+    """The vectors with a byte per dimension, in place of `LearnerVectors`: the range of a dimension in 256 steps."""
+
+    factory = "SQ8"
+    groups: tuple[int, ...]  # set by whoever makes it
+
+    def lengths(self) -> Floats:
+        if not len(self):
+            return np.ones(len(self.groups), np.float32)
+        [first] = self.take(np.zeros(1, np.int64))
+        return np.array([np.linalg.norm(first[span]) for span in spans(self.groups)], np.float32)
+
+    def take(self, rows: Rows, learners: Sequence[int] | None = None) -> Floats:
+        """Whole vectors (or some learners' parts of them) of the given rows, in their order."""
+        if not len(rows):
+            taken = np.empty((0, sum(self.groups)), np.float32)
+        else:
+            taken = self._index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
+        if learners is None:
+            return taken
+        return np.concatenate([taken[:, spans(self.groups)[learner]] for learner in learners], axis=1)
+
+    def scores(self, query: Floats, rows: Rows) -> Floats:
+        found: Floats = self.take(rows) @ query
+        return found
+
+    def nearest(
+        self, queries: Floats, k: int, allowed: Mask | None = None, ordered: bool = True
+    ) -> tuple[Rows, Floats]:
+        """As `LearnerVectors.nearest`; always in order."""
+        setting = None if allowed is None else _faiss().SearchParameters(sel=_selector(allowed))
+        scores, rows = self._nearest(queries, k, setting)
+        order = np.lexsort((rows, -scores), axis=1)
+        return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def _selector(rows: Mask) -> Any:
+    return _faiss().IDSelectorBitmap(np.packbits(rows, bitorder="little"))
 
 
 def _last_line(error: Exception) -> str:

@@ -1,0 +1,84 @@
+"""Where the vectors of a collection come from, and the index of them.
+
+Nothing here needs a network: `bier index` of an embeddings file neither waits for torch nor takes its memory.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bier.search.embeddings import read_embeddings
+from bier.search.index import Index, Kind, Precision
+from bier.search.store import Floats, Id, Label
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
+
+
+class Stream(Protocol):
+    """What a store can be filled from: ids and labels of rows, and their vectors as they are computed.
+
+    about: what a collection keeps about them: the model, and the folder that the ids start from.
+    """
+
+    @property
+    def ids(self) -> Sequence[Id]: ...
+    @property
+    def labels(self) -> Sequence[Label] | None: ...
+    @property
+    def groups(self) -> tuple[int, ...]: ...
+    @property
+    def about(self) -> Mapping[str, Any]: ...
+
+    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
+        """(rows, their vectors) in any order, without rows that cannot be read."""
+
+
+class Source(Stream, Protocol):
+    """An embeddings file, or images that a model encodes when their vectors are asked for."""
+
+    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
+        """The vectors (n, d) of some rows."""
+
+
+@dataclass(frozen=True)
+class StoredSource:
+    """The vectors of an embeddings file, memory-mapped."""
+
+    ids: Sequence[Id]
+    labels: Sequence[Label] | None
+    groups: tuple[int, ...]
+    about: Mapping[str, Any]
+    stored: Floats
+
+    @classmethod
+    def read(cls, file: Path) -> "StoredSource":
+        known = read_embeddings(file)
+        return cls(known.paths, known.labels, known.groups, {"model": known.model, "root": known.root}, known.vectors)
+
+    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
+        """The vectors (n, d) of some rows; those of a range stay on disk until they are touched."""
+        return self.stored[rows.start : rows.stop : rows.step] if isinstance(rows, range) else self.stored[list(rows)]
+
+    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
+        """The vectors of one block of rows after the other."""
+        return ((rows, self.vectors(rows)) for rows in blocks)
+
+
+def build_index(
+    source: Source, kind: Kind = "auto", progress: Progress | None = None, precision: Precision = "float32"
+) -> Index:
+    """An index of all vectors of a source."""
+    vectors = source.vectors(range(len(source.ids)), progress)
+    building = None if progress is None else lambda done, total: progress("building the index", done, total)
+    return Index.build(
+        vectors,
+        list(source.ids),
+        source.groups,
+        source.labels,
+        kind=kind,
+        about=source.about,
+        progress=building,
+        precision=precision,
+        copy=not isinstance(source, StoredSource),
+    )
