@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,15 +142,16 @@ def run_here(name: str, folder: Path) -> None:
     print(json.dumps({"seconds": clock() - started, "extra": memory("VmHWM") - before, "recall": recall}))
 
 
-def run_apart(folder: Path, threads: int, name: str) -> tuple[str, dict[str, float]]:
+def run_apart(name: str, folder: Path, threads: int) -> dict[str, Any]:
     environment = os.environ | {key: str(threads) for key in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     python = PEERS if CONTENDERS[name] is open_metric_learning else sys.executable
     command = [str(python), "-W", "ignore", __file__, "--worker", name, "--folder", str(folder)]
     output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return name, json.loads(output.splitlines()[-1])
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
 
 
-def show(best: dict[str, dict[str, float]], count: int, report: Report) -> None:
+def show(best: dict[str, dict[str, Any]], count: int, report: Report) -> None:
     """The table of all contenders, then the ratios."""
     rows = [
         [name, row["seconds"], row["extra"] / 1e3, *(f"{value:.2f}" for value in row["recall"].values())]
@@ -180,8 +180,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a sixth of the set")
     parser.add_argument("--repeats", type=int, default=1, help="rounds over all contenders; the fastest of each counts")
     parser.add_argument("--threads", type=int, default=cores())
-    jobs = "contenders at once, for a single core, where the time of the processor counts"
-    parser.add_argument("--jobs", type=int, default=1, help=jobs)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -199,7 +197,7 @@ def main() -> None:
     else:
         print(f"open-metric-learning is left out: there is no {PEERS}")
     print(f"{count} vectors x {sum(GROUPS)}, {classes} classes, {arguments.threads} threads")
-    best: dict[str, dict[str, float]] = {}
+    best: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         z, labels = make_embeddings(count, classes, SEED)
@@ -207,14 +205,12 @@ def main() -> None:
         np.save(folder / "labels.npy", labels.numpy())
         del z
         names = [name for name, one in CONTENDERS.items() if one is not open_metric_learning or PEERS.is_file()]
-        # The one that needs the most memory starts first, so that the next in need of much come when it has ended.
-        order = sorted(names, key=lambda name: CONTENDERS[name] is not accuracy_calculator)
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            for name, row in pool.map(partial(run_apart, folder, arguments.threads), order * arguments.repeats):
-                print(f"{name}: {row['seconds']:.1f} s", flush=True)
-                if name not in best or row["seconds"] < best[name]["seconds"]:
-                    best[name] = row
-    show({name: best[name] for name in names}, count, report)
+        for name in names * arguments.repeats:
+            row = run_apart(name, folder, arguments.threads)
+            print(f"{name}: {row['seconds']:.1f} s", flush=True)
+            if name not in best or row["seconds"] < best[name]["seconds"]:
+                best[name] = row
+    show(best, count, report)
     report.save()
 
 
