@@ -84,7 +84,10 @@ def test_the_commands_train_and_search(photos: None, monkeypatch: pytest.MonkeyP
 
     def ask(page: "FastAPI", *_: object) -> None:
         with TestClient(page, base_url="http://127.0.0.1") as client:
-            found.append(client.get("/api/search", params={"id": "mugs/1.jpg", "k": 3}).json())
+            shown = client.get("/api/status").json()
+            some = client.get("/api/browse").json()["images"][0]["id"]
+            answer = client.get("/api/search", params={"id": some, "k": 3})
+            found.append((shown["images"], answer.status_code))
 
     monkeypatch.setattr("bier.cli.serve._run", ask)
     monkeypatch.setattr("bier.cli.serve._listen", lambda *_: socket.create_server(("127.0.0.1", 0)))
@@ -94,7 +97,7 @@ def test_the_commands_train_and_search(photos: None, monkeypatch: pytest.MonkeyP
         assert name == "bier"
         result = CliRunner().invoke(app, [*words, *(small if words[0] == "train" else [])])
         assert result.exit_code == 0, result.output
-    assert found
+    assert found == [(16, 200)]
 
 
 def test_the_make_targets_exist() -> None:
