@@ -6,11 +6,8 @@ in a process of its own; they take turns and the best round counts. Run: python 
 
 import argparse
 import multiprocessing
-import platform
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import timm
 import torch
 from PIL import Image
 
+from _report import Report, clock
 from bier import EmbeddingEnsemble, Model
 from bier.images import ImageDataset
 from bier.memory import reuse_memory
@@ -101,9 +99,9 @@ def serve(name: str, files: list[Path], threads: int, pipe: Connection) -> None:
     run()
     pipe.send("ready")
     while pipe.recv():
-        start = time.perf_counter()
+        start = clock()
         run()
-        pipe.send(time.perf_counter() - start)
+        pipe.send(clock() - start)
 
 
 def main() -> None:
@@ -113,6 +111,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = arguments.parse_args()
+    report = Report("encode", ["timm", "pillow"], SEED)
     files = jpegs(chosen.folder, chosen.images)
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
@@ -128,16 +127,15 @@ def main() -> None:
     for pipe in pipes.values():
         pipe.send(False)
     device = our_model().device
-    print(
-        f"{platform.processor() or platform.machine()}, {chosen.threads} threads, {date.today()}, seed {SEED}, ", end=""
-    )
-    print(f"torch {torch.__version__}, {resolve_precision('auto', device)} on {device}, {len(files)} files")
+    precision = str(resolve_precision("auto", device)).removeprefix("torch.")
     best = {name: min(times) for name, times in seconds.items()}
-    for name, one in best.items():
-        print(f"{name:28} {len(files) / one:8.1f} images/s")
+    what = f"EfficientNet-Lite0, {precision} on {device}, {len(files)} files"
+    rows = [[name, len(files) / one] for name, one in best.items()]
+    report.table(f"encoding: {what}", ["", "images/s"], rows)
     bare_best, ours_best, plain_best = best.values()
-    print(f"encode is {100 * bare_best / ours_best:.0f}% of the bare network (goal 90%) ", end="")
-    print(f"and {plain_best / ours_best:.2f}x the plain loop (goal 3x)")
+    report.figure("speed of Model.encode from files", f"bare network, {what}", bare_best / ours_best, at_least=0.9)
+    report.figure("Model.encode from files, times as fast", f"timm + PIL, {what}", plain_best / ours_best, at_least=3)
+    report.save()
 
 
 if __name__ == "__main__":

@@ -6,11 +6,8 @@ turns, step by step; the best of the rounds counts. Run: python benchmarks/finet
 
 import argparse
 import multiprocessing
-import platform
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from _report import Report, clock
 from bier import BoostedLoss, EmbeddingEnsemble
 from bier.images import ImageDataset
 from bier.memory import reuse_memory
@@ -93,9 +91,9 @@ def serve(name: str, threads: int, pipe: Connection) -> None:
     run()  # the first step allocates
     pipe.send("ready")
     while pipe.recv():
-        start = time.perf_counter()
+        start = clock()
         run()
-        pipe.send(time.perf_counter() - start)
+        pipe.send(clock() - start)
 
 
 def main() -> None:
@@ -103,6 +101,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = arguments.parse_args()
+    report = Report("finetune", ["timm"], SEED)
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     for name in CONTENDERS:
@@ -116,14 +115,15 @@ def main() -> None:
             seconds[name].append(pipe.recv())
     for pipe in pipes.values():
         pipe.send(False)
-    print(
-        f"{platform.processor() or platform.machine()}, {chosen.threads} threads, {date.today()}, seed {SEED}, ", end=""
-    )
-    print(f"torch {torch.__version__}, {resolve_precision('auto', CPU)} on {CPU}, batch {BATCH} of {SIZE}x{SIZE}")
-    base = min(seconds["plain float32 loop"])
-    for name, times in seconds.items():
-        goal = f"  goal {GOALS[name]:.0f}x" if name in GOALS else ""
-        print(f"{name:28} {BATCH / min(times):8.1f} images/s  {base / min(times):5.2f}x{goal}")
+    precision = str(resolve_precision("auto", CPU)).removeprefix("torch.")
+    base, what = min(seconds["plain float32 loop"]), f"{precision} on {CPU}, batch {BATCH} of {SIZE}x{SIZE}"
+    rows = [[name, BATCH / min(times), base / min(times)] for name, times in seconds.items()]
+    report.table(f"training EfficientNet-Lite0: {what}", ["", "images/s", "x plain"], rows)
+    for name, goal in GOALS.items():
+        report.figure(
+            f"a step, {name}, times as fast", f"plain float32 loop, {what}", base / min(seconds[name]), at_least=goal
+        )
+    report.save()
 
 
 if __name__ == "__main__":

@@ -123,9 +123,9 @@ def main() -> None:
     faiss.omp_set_num_threads(cores())
     report = Report("growth", ["faiss-cpu", "pytorch-metric-learning", "numpy"], SEED)
     share = 8 if arguments.quick else 1
-    recall([size // share for size in (5_000, 10_000, 20_000, 40_000)], report)
+    recall([size // share for size in (2_500, 5_000, 10_000, 20_000)], report)
     loss([size // share for size in (128, 256, 512, 1_024)], arguments.rounds, report)
-    index([size // share for size in (6_250, 12_500, 25_000, 50_000)], report)
+    index([size // share for size in (3_000, 6_000, 12_000, 24_000)], report)
     report.save()
 
 

@@ -1,4 +1,4 @@
-"""Images a second from files to uint8 batches: ours with and without the cache beside torchvision.
+"""Images per second from files to uint8 batches: ours with and without the cache beside torchvision.
 
     python benchmarks/loading.py             48 photographs of about 3072 x 2048, and pictures of 256 pixels
     python benchmarks/loading.py --workers 4
@@ -7,27 +7,23 @@ Everyone makes the same tensors from the same files in batches of 16: longest si
 256 x 256, a random 224 x 224 crop, a random mirror, uint8 (B, 3, 224, 224). torchvision is ImageFolder +
 DataLoader with its own transforms. A round is one pass over the files (twenty with the cache), the start of the
 workers included; rounds of all contenders take turns and the best of each counts. The cache is read with its
-default of no workers at all.
+default of no workers at all; on a single core nobody has workers.
 """
 
 import argparse
-import datetime
-import os
-import platform
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-import torchvision
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from _report import Report, clock, cores
 from bier.images import ImageDataset, load_batches
 
 SIZE, CROP, BATCH, SEED = 256, 224, 16, 0
@@ -76,14 +72,14 @@ def our_plan(count: int, seed: int) -> list[list[tuple[int, int]]]:
     return [pairs[start : start + BATCH] for start in range(0, count, BATCH)]
 
 
-def images_a_second(make: Callable[[int], object], passes: int) -> float:
-    seen, start = 0, time.perf_counter()
+def images_per_second(make: Callable[[int], object], passes: int) -> float:
+    seen, start = 0, clock()
     for number in range(passes):
         for pixels, _ in make(number):  # type: ignore[attr-defined]
             assert pixels.shape[1:] == (3, CROP, CROP)
             assert pixels.dtype == torch.uint8
             seen += len(pixels)
-    return seen / (time.perf_counter() - start)
+    return seen / (clock() - start)
 
 
 def difference(root: Path, files: list[Path]) -> float:
@@ -94,47 +90,49 @@ def difference(root: Path, files: list[Path]) -> float:
     return float((theirs.float() - ours.float()).abs().mean())
 
 
-def compare(title: str, root: Path, workers: int, rounds: int, goals: tuple[str, str]) -> None:
-    files = sorted(root.glob("*/*.jpg"))
+def compare(title: str, root: Path, options: argparse.Namespace, goals: dict[str, float], report: Report) -> None:
+    files, workers = sorted(root.glob("*/*.jpg")), options.workers
     count = len(files)
     settings = {"crop": CROP, "augment": "paper"}
     plain = ImageDataset(files, SIZE, **settings)
-    start = time.perf_counter()
+    start = clock()
     cached = ImageDataset(files, SIZE, cache=root.with_name(root.name + "-cache"), **settings)
-    build = time.perf_counter() - start
+    build = clock() - start
     contenders: dict[str, tuple[Callable[[int], object], int]] = {
         "torchvision": (lambda _: torchvision_batches(root, workers, v2.RandomCrop(CROP), 0.5), 1),
-        "ours": (lambda n: plain.batches(our_plan(count, n), workers), 1),
-        "ours, cached": (lambda n: cached.batches(our_plan(count, n)), 20),
+        "bier": (lambda n: plain.batches(our_plan(count, n), workers), 1),
+        "bier, cached": (lambda n: cached.batches(our_plan(count, n)), 20),
     }
     best = dict.fromkeys(contenders, 0.0)
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for name, (make, passes) in contenders.items():
-            best[name] = max(best[name], images_a_second(make, passes))
+            best[name] = max(best[name], images_per_second(make, passes))
     megabytes = sum(file.stat().st_size for file in files) / count / 1e6
-    print(f"\n{title}: {count} JPEGs of {megabytes:.2f} MB, {workers} workers, best of {rounds} rounds")
-    notes = {"torchvision": "", "ours": goals[0], "ours, cached": goals[1]}
-    for name, speed in best.items():
-        print(f"  {name:14}{speed:10.1f} images/s  x {speed / best['torchvision']:6.2f}   {notes[name]}")
-    print(f"  the cache was built at {count / build:.1f} images/s;", end=" ")
+    kind = f"{title} of {megabytes:.2f} MB, {workers} workers"
+    rows = [[name, speed, speed / best["torchvision"]] for name, speed in best.items()]
+    rows += [["bier, building the cache", count / build, count / build / best["torchvision"]]]
+    report.table(f"loading: {title}", ["", "images/s", "x torchvision"], rows)
+    for name in ("bier", "bier, cached"):
+        faster = best[name] / best["torchvision"]
+        report.figure(f"loading with {name}, times as fast", f"torchvision, {kind}", faster, at_least=goals.get(name))
     print(f"centre crops differ from torchvision's by {difference(root, files):.2f} of 255 on average")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=0 if cores() == 1 else 2)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.manual_seed(SEED)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {datetime.date.today()}, seed {SEED}")
-    print(f"torch {torch.__version__}, torchvision {torchvision.__version__}, Pillow {Image.__version__}")
+    report = Report("loading", ["torchvision", "pillow"], SEED)
     with tempfile.TemporaryDirectory() as folder:
         large, small = Path(folder) / "large", Path(folder) / "small"
         # Twelve times 256: no side has to be rounded, which torchvision does downwards.
         write_pictures(large / "one", 48, 3072)
         write_pictures(small / "one", 480, 256)
-        compare("full-size photographs", large, options.workers, options.rounds, ("goal 1.5", "goal 10"))
-        compare("small pictures", small, options.workers, options.rounds, ("no goal", "no goal"))
+        compare("photographs", large, options, {"bier": 1.5, "bier, cached": 10.0}, report)
+        compare("small pictures", small, options, {}, report)
+    report.save()
 
 
 if __name__ == "__main__":

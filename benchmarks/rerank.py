@@ -7,15 +7,13 @@ the next time.
 """
 
 import argparse
-import os
-import platform
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import bier
+from _report import Report
 from bier.config import Config
 from bier.data import Dataset, load_for
 from bier.evaluate.dataset import find_same
@@ -57,14 +55,14 @@ def few_images(vectors: Vectors, labels: NDArray[np.int64]) -> dict[str, Reranke
     }
 
 
-def show(title: str, rows: dict[str, Reranked]) -> None:
-    print(f"\n{title}\n{'':14s}{'R@1':>8s}{'gain':>8s}{'mAP@R':>8s}{'gain':>8s}{'ms a query':>12s}")
+def show(title: str, rows: dict[str, Reranked], report: Report) -> None:
     plain = rows["plain"]
-    for name, row in rows.items():
-        gains = (row.recall[1] - plain.recall[1], row.map_at_r - plain.map_at_r)
-        print(
-            f"{name:14s}{row.recall[1]:8.2f}{gains[0]:+8.2f}{row.map_at_r:8.2f}{gains[1]:+8.2f}{row.milliseconds:12.2f}"
-        )
+    lines = [
+        [name, row.recall[1], row.recall[1] - plain.recall[1], row.map_at_r, row.map_at_r - plain.map_at_r]
+        for name, row in rows.items()
+    ]
+    lines = [[*line, row.milliseconds] for line, row in zip(lines, rows.values(), strict=True)]
+    report.table(title, ["", "R@1", "gain", "mAP@R", "gain of mAP@R", "ms per query"], lines)
 
 
 def show_same(model: bier.Model, dataset: Dataset, vectors: Vectors, labels: NDArray[np.int64]) -> None:
@@ -93,13 +91,14 @@ def main() -> None:
     model = bier.load(arguments.model) if arguments.model else bier.pretrained("efficientnet_lite0")
     vectors, labels = encoded(model, dataset, arguments.vectors), dataset["test"].labels
     source = str(arguments.model or "untrained efficientnet_lite0")
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, numpy {np.__version__}"
-    )
+    report = Report("rerank", ["numpy"])
     print(f"{arguments.data}, {source}: {len(vectors):,} test images of {len(np.unique(labels))} classes")
-    show(f"the {DEPTH} nearest of all other images", evaluate_reranking(vectors, labels, [1], list(METHODS)))
-    show(f"one image of each class in the gallery, mean of {DRAWS} draws", few_images(vectors, labels))
+    nearest = evaluate_reranking(vectors, labels, [1], list(METHODS))
+    show(f"{arguments.data}: the {DEPTH} nearest of all other images", nearest, report)
+    few = few_images(vectors, labels)
+    show(f"{arguments.data}: one image of each class in the gallery, mean of {DRAWS} draws", few, report)
     show_same(model, dataset, vectors, labels)
+    report.save()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from _report import FOLDER, NOTE
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "benchmarks"
-ON_REQUEST = ("demo_settings", "validation")  # they train models for an hour to choose settings and measure no speed
+# Studies that train or compare for an hour to choose settings and defaults; their results are in the guides.
+ON_REQUEST = ("demo_settings", "engines", "validation")
 
 
 def benchmarks(folder: Path = HERE) -> list[str]:

@@ -9,20 +9,18 @@ the ensemble gives it; the index is HNSW. One request gives the ensemble's row a
 
 import argparse
 import os
-import platform
 import threading
 import time
-from datetime import date
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # as `bier serve` does, before numpy is imported
 
 import httpx
 import numpy as np
-import torch
 import uvicorn
 from PIL import Image
 
+from _report import Report, clock
 from bier import EmbeddingEnsemble, Index, Model, boosting_rates
 from bier.collection import Collection
 from bier.models.backbones import build_backbone
@@ -71,10 +69,10 @@ def measured(url: str, count: int) -> dict[str, list[float]]:
         for number in range(REQUESTS + 5):
             one = str(int(random.integers(0, count)))
             for name, options in QUESTIONS.items():
-                start = time.perf_counter()
+                start = clock()
                 client.get("/api/search", params={"id": one, "k": 10, **options}).raise_for_status()
                 if number >= 5:
-                    times[name].append(1e3 * (time.perf_counter() - start))
+                    times[name].append(1e3 * (clock() - start))
     return times
 
 
@@ -82,11 +80,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="20,000 images instead of 200,000")
     count = 20_000 if parser.parse_args().quick else 200_000
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, seed {SEED}")
-    print(f"torch {torch.__version__}, numpy {np.__version__}; load {os.getloadavg()[0]:.1f} at the start")
-    start = time.perf_counter()
+    report = Report("serve", ["numpy", "faiss-cpu"], SEED)
+    start = clock()
     index = Index.build(vectors(count), groups=GROUPS, labels=np.arange(count) % 2_000, kind="hnsw")
-    print(f"{count:,} vectors of {sum(GROUPS)} numbers, {index.method} built in {time.perf_counter() - start:.0f} s")
+    print(f"{count:,} vectors of {sum(GROUPS)} numbers, {index.method} built in {clock() - start:.0f} s")
     backbone = build_backbone("conv4")
     model = Model(backbone, EmbeddingEnsemble(backbone.features, GROUPS))
     server, thread, url = started(Collection(index, model, lambda one: (Image.new("RGB", (48, 48)), None)))
@@ -95,11 +92,11 @@ def main() -> None:
     finally:
         server.should_exit = True
         thread.join()
-    print(f"\n{'/api/search by id, ms':34}{'median':>9}{'p95':>9}   goal")
-    for name, some in times.items():
-        middle, high = np.percentile(some, [50, 95])
-        met = "met" if high <= GOAL else "missed"
-        print(f"{name:34}{middle:9.1f}{high:9.1f}   at most {GOAL:.0f}: {met}")
+    rows = [[name, *np.percentile(some, [50, 95]).tolist()] for name, some in times.items()]
+    report.table(f"/api/search by id, {count:,} images, ms", ["", "median", "95th percentile"], rows)
+    for name, _, high in rows:
+        report.figure(f"/api/search, {name}, 95th percentile", f"{count:,} images", high, "ms", at_most=GOAL)
+    report.save()
 
 
 if __name__ == "__main__":

@@ -6,29 +6,31 @@ A-BIER (3 learners) and the baseline (one) are built and stepped by the function
 the loop of pytorch-metric-learning's README in plain float32: timm's model, a linear layer, ContrastiveLoss, Adam.
 Pixels are random and in memory, so nothing but the step is measured. Each contender lives in a process of its own,
 which keeps its memory and settings apart; they take turns, so that a busy moment of the machine hits them alike.
+
+Where the processor has bfloat16, a second comparison takes the stages from blocks.3 forward and backward: in bfloat16
+as torch does it, as `bier` does it (the gradients of depthwise convolutions in float32), and in float32 throughout.
 """
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _report import Report, clock, cores, memory
+
 SEED = 0
 SIDE = 224
 EMBEDDING = 512
-WARM_UP = 2
-MOST_OF_BASELINE = 1.05
-LEAST_OVER_PEER = 1.6
-CONTENDERS = ("a-bier", "baseline", "pytorch-metric-learning")
+WARM_UP = 1
+STAGE = "blocks.3"
+PEER = "pytorch-metric-learning"
+METHODS = ("a-bier", "baseline", PEER)
+PRECISIONS = ("bfloat16, depthwise gradients in float32", "bfloat16 as torch does it", "float32 throughout")
 
 Step = Callable[[], None]
 
@@ -96,25 +98,47 @@ def theirs(classes: int, images: int) -> Step:
     return step
 
 
-def peak_memory() -> float:
-    """The most that this process has held so far, in MB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1e3
-    raise RuntimeError("no VmHWM in /proc/self/status: this benchmark needs Linux")
+def from_stage(precision: str, count: int) -> Step:
+    """The trained stages alone, on the maps that the frozen ones hand over."""
+    import torch
+
+    from bier.memory import reuse_memory
+    from bier.models.backbone import autocast, folded
+    from bier.models.backbones import build_backbone
+
+    reuse_memory()
+    torch.manual_seed(SEED)
+    backbone = folded(build_backbone("efficientnet_lite0"))
+    backbone.freeze_before(STAGE)
+    trunk, rest = backbone.split(STAGE)
+    rest.train()
+    with torch.no_grad():
+        maps = trunk(torch.randint(0, 256, (count, 3, SIDE, SIDE), dtype=torch.uint8)).clone()
+    cpu = torch.device("cpu")
+
+    def step() -> None:
+        plain = torch.autocast("cpu", torch.bfloat16)
+        with plain if precision == PRECISIONS[1] else autocast(precision.split()[0].rstrip(","), cpu):
+            features = rest(maps)
+        rest.zero_grad()
+        features.float().square().mean().backward()
+
+    return step
 
 
 def contend(name: str, classes: int, images: int, threads: int) -> None:
-    """One step for each line on standard input; answers with seconds, processor seconds and peak memory."""
+    """One step for each line on standard input; answers with seconds and peak memory."""
     import torch
 
     torch.set_num_threads(threads)
-    step = theirs(classes, images) if name == CONTENDERS[2] else ours(name, classes, images)
+    if name in PRECISIONS:
+        step = from_stage(name, classes * images)
+    else:
+        step = theirs(classes, images) if name == PEER else ours(name, classes, images)
     for _ in sys.stdin:
-        started, processor = time.perf_counter(), time.process_time()
+        started = clock()
         step()
-        taken = time.perf_counter() - started, time.process_time() - processor
-        print(json.dumps([*taken, peak_memory()]), flush=True)
+        print(json.dumps([clock() - started, memory("VmHWM")]), flush=True)
 
 
 class Contender:
@@ -125,7 +149,6 @@ class Contender:
         command += [f"--{key}={getattr(arguments, key)}" for key in ("classes", "images", "threads")]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.seconds: list[float] = []
-        self.processor: list[float] = []  # what it computed for, whoever else was on the machine
         self.peak = 0.0
 
     def step(self) -> None:
@@ -136,63 +159,73 @@ class Contender:
         answer = self.process.stdout.readline()
         if not answer:
             raise SystemExit("a contender died; its error is above")
-        seconds, processor, self.peak = json.loads(answer)
+        seconds, self.peak = json.loads(answer)
         self.seconds.append(seconds)
-        self.processor.append(processor)
 
     def end(self) -> None:
         self.process.communicate()
 
 
-def ratio(mine: list[float], theirs: list[float]) -> float:
-    """The median over rounds of how many times as long one takes as the other."""
-    return statistics.median(a / b for a, b in zip(mine[WARM_UP:], theirs[WARM_UP:], strict=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--classes", type=int, default=8)
-    parser.add_argument("--images", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.contender:
-        contend(arguments.contender, arguments.classes, arguments.images, arguments.threads)
-        return
-    contenders = {name: Contender(name, arguments) for name in CONTENDERS}
+def taken(names: tuple[str, ...], arguments: argparse.Namespace) -> dict[str, Contender]:
+    contenders = {name: Contender(name, arguments) for name in names}
     for _ in range(WARM_UP + arguments.rounds):
         for contender in contenders.values():
             contender.step()
     for contender in contenders.values():
         contender.end()
-    report(arguments, contenders)
+        del contender.seconds[:WARM_UP]
+    return contenders
 
 
-def report(arguments: argparse.Namespace, contenders: dict[str, Contender]) -> None:
+def ratio(mine: Contender, other: Contender) -> float:
+    """The median over rounds of how many times as long one takes as the other."""
+    return statistics.median(a / b for a, b in zip(mine.seconds, other.seconds, strict=True))
+
+
+def table(title: str, contenders: dict[str, Contender], count: int, report: Report) -> None:
+    rows = [
+        [name, statistics.median(one.seconds), 1e3 * statistics.median(one.seconds) / count, one.peak]
+        for name, one in contenders.items()
+    ]
+    report.table(title, ["step", "median s", "ms per image", "peak MB"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--classes", type=int, default=8)
+    parser.add_argument("--images", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=cores())
+    parser.add_argument("--contender", choices=(*METHODS, *PRECISIONS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contender:
+        contend(arguments.contender, arguments.classes, arguments.images, arguments.threads)
+        return
+    count = arguments.classes * arguments.images
+    report = Report("step", ["timm", PEER], SEED)
+    found = taken(METHODS, arguments)
+    what = f"EfficientNet-Lite0, batch {count}, {SIDE}x{SIDE}"
+    table(f"a training step: {what}", found, count, report)
+    first, plain, peer = found.values()
+    report.figure("time of a step of A-BIER", f"the baseline's, {what}", ratio(first, plain), at_most=1.05)
+    report.figure("a step of A-BIER, times as fast", f"{PEER} in float32, {what}", ratio(peer, first), at_least=1.6)
+    precisions(arguments, count, report)
+    report.save()
+
+
+def precisions(arguments: argparse.Namespace, count: int, report: Report) -> None:
     import torch
 
     from bier.models.backbone import resolve_precision
 
-    auto = str(resolve_precision("auto", torch.device("cpu"))).removeprefix("torch.")
-    machine = f"{platform.machine()}, {arguments.threads} thread(s), load {os.getloadavg()[0]:.1f}"
-    print(f"{machine}, {datetime.date.today()}, seed {SEED}, torch {torch.__version__}, precision auto = {auto}")
-    print(f"batch {arguments.classes * arguments.images}, {SIDE}x{SIDE}, d {EMBEDDING}, {arguments.rounds} rounds\n")
-    print(f"{'':26}{'median s':>10}{'best s':>10}{'processor s':>13}{'peak MB':>10}")
-    for name, one in contenders.items():
-        seconds, processor = one.seconds[WARM_UP:], one.processor[WARM_UP:]
-        columns = f"{statistics.median(seconds):10.3f}{min(seconds):10.3f}{statistics.median(processor):13.3f}"
-        print(f"{name:26}{columns}{one.peak:10.0f}")
-    first, plain, peer = contenders.values()
-    cost, gain = ratio(first.seconds, plain.seconds), ratio(peer.seconds, first.seconds)
-    print(
-        f"\na-bier / baseline {cost:6.2f} (of processor time {ratio(first.processor, plain.processor):.2f})"
-        f"   goal <= {MOST_OF_BASELINE}   {'met' if cost <= MOST_OF_BASELINE else 'MISSED'}"
-    )
-    print(
-        f"peer / a-bier     {gain:6.2f} (of processor time {ratio(peer.processor, first.processor):.2f})"
-        f"   goal >= {LEAST_OVER_PEER}    {'met' if gain >= LEAST_OVER_PEER else 'MISSED'}"
-    )
+    if resolve_precision("auto", torch.device("cpu")) is torch.float32:
+        print("this processor has no bfloat16: depthwise gradients were not measured")
+        return
+    found = taken(PRECISIONS, arguments)
+    table(f"forward and backward from {STAGE}", found, count, report)
+    ours, torchs, float32 = found.values()
+    report.figure(f"forward and backward from {STAGE}, times as fast", PRECISIONS[1], ratio(torchs, ours), at_least=1.5)
+    report.figure(f"forward and backward from {STAGE}, times as fast", PRECISIONS[2], ratio(float32, ours), at_least=1)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,45 @@
-"""The README's code runs as it is written there, and the commands of README, docs and help texts are accepted."""
+"""The README's commands and the code of docs/from-python.md run; commands in documents and help texts are accepted."""
 
 import inspect
 import re
 import shlex
+import socket
+import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import typer
 from PIL import Image
+from typer.testing import CliRunner
 
 import bier
 from bier.cli import app
 from bier.cli.embed import with_ray_address
 
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
 README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+TEXT = README.read_text(encoding="utf-8")
+TUTORIAL = (README.parent / "docs" / "tutorial.md").read_text(encoding="utf-8")
+FROM_PYTHON = (README.parent / "docs" / "from-python.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", FROM_PYTHON, flags=re.DOTALL)
+LINES = [line.split("  #")[0].strip() for line in TEXT.splitlines() if line.startswith("    ")]
+SMALL = {
+    "model.backbone": "conv4",
+    "model.embedding": 24,
+    "train.steps": 2,
+    "train.batch_classes": 2,
+    "train.batch_images": 2,
+    "data.validation": 0.0,
+}
 
 
 @pytest.fixture
-def a_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """photos/ with a few classes, and runs/shop trained on them for a moment."""
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """photos/ with a few classes, in the current folder."""
     generator = np.random.default_rng(0)
     for name in ("mugs", "bowls", "jugs", "cans"):
         folder = tmp_path / "photos" / name
@@ -29,17 +48,64 @@ def a_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.jpg")
     monkeypatch.chdir(tmp_path)
-    settings = {
-        "data.root": "photos",
-        "model.backbone": "conv4",
-        "model.embedding": 24,
-        "train.steps": 2,
-        "train.batch_classes": 2,
-        "train.batch_images": 2,
-        "data.validation": 0.0,
-    }
-    bier.train(bier.resolve("a-bier", "folder", settings), "runs/shop")
-    return tmp_path
+
+
+@pytest.fixture
+def a_shop(photos: None) -> None:
+    """runs/shop, trained on them for a moment."""
+    bier.train(bier.resolve("a-bier", "folder", {"data.root": "photos", **SMALL}), "runs/shop")
+
+
+def test_the_readme_fits_a_screen() -> None:
+    """One sentence, one picture, three commands and one table before the first heading; then the two of developers."""
+    first, developers, *_ = TEXT.split("\n## ")
+    assert first.count("<img") == TEXT.count("<img") == 1
+    assert len(re.findall("^    ", first, flags=re.MULTILINE)) == 3
+    assert first.count("|---") == 3
+    assert LINES[3:] == ["make demo", "make test"] == re.findall("make [a-z]+", developers)
+    assert len(TEXT.splitlines()) < 60
+
+
+def test_the_install_command_and_the_list_of_extras() -> None:
+    """tests/test_project.py installs the wheel itself."""
+    project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"])
+    assert LINES[0] == 'pip install ".[serve]"'
+    told = re.search(r"The\sextras are (.*?); a command", TUTORIAL, flags=re.DOTALL)
+    assert told is not None
+    assert set(re.findall("`([a-z]+)`", told[1])) == extras - {"all", "dev", "docs"}
+
+
+def test_the_commands_train_and_search(photos: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are written, but with a small network and two steps, and with a client in place of the server."""
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    found = []
+
+    def ask(page: "FastAPI", *_: object) -> None:
+        with TestClient(page, base_url="http://127.0.0.1") as client:
+            shown = client.get("/api/status").json()
+            some = client.get("/api/browse").json()["images"][0]["id"]
+            answer = client.get("/api/search", params={"id": some, "k": 3})
+            found.append((shown["images"], answer.status_code))
+
+    monkeypatch.setattr("bier.cli.serve._run", ask)
+    monkeypatch.setattr("bier.cli.serve._listen", lambda *_: socket.create_server(("127.0.0.1", 0)))
+    small = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    for line in LINES[1:3]:
+        name, *words = shlex.split(line)
+        assert name == "bier"
+        result = CliRunner().invoke(app, [*words, *(small if words[0] == "train" else [])])
+        assert result.exit_code == 0, result.output
+    assert found == [(16, 200)]
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+    for target in ("demo", "test", "docs"):
+        assert f"`make {target}`" in TEXT or f"make {target}" in LINES
+        assert f"\n{target}:" in makefile
 
 
 def test_there_is_code() -> None:
@@ -47,8 +113,8 @@ def test_there_is_code() -> None:
 
 
 @pytest.mark.parametrize("code", BLOCKS)
-def test_code_of_the_readme_runs(code: str, a_shop: Path) -> None:
-    exec(compile(code, "README.md", "exec"), {})
+def test_the_code_runs(code: str, a_shop: None) -> None:
+    exec(compile(code, "from-python.md", "exec"), {})
 
 
 def commands() -> dict[str, str]:
@@ -87,6 +153,6 @@ def test_commands_are_accepted(line: str) -> None:
 
 
 def test_the_environment_is_activated_before_the_first_command() -> None:
-    lines = [line.strip() for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("    ")]
+    lines = [line.strip() for line in TUTORIAL.splitlines() if line.startswith("    ")]
     first = next(number for number, line in enumerate(lines) if line.startswith("bier "))
-    assert "source .venv/bin/activate" in lines[:first]
+    assert lines[1:first].index("source .venv/bin/activate") < lines[1:first].index(LINES[0])
