@@ -23,6 +23,7 @@ from bier.cli import app
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
+FROM_ROOT = re.compile(r"\]\((?!docs/|https?:|#|mailto:)")
 IMAGE = re.compile(r'(<img src=")docs/')
 
 
@@ -53,7 +54,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _from_root(name: str) -> str:
-    text = (ROOT / name).read_text(encoding="utf-8")
+    """A page of the root, its links as seen from docs/."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("](CHANGELOG.md)", "](docs/changelog.md)")
+    text = FROM_ROOT.sub("](../", text)
     return IMAGE.sub(r"\1", text.replace("](docs/", "]("))
 
 

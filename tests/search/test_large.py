@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bier.search import Index
-from bier.search.embeddings import EmbeddingsWriter
+from bier.search.embeddings import SHARD, EmbeddingsWriter
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and peaks of memory are those of Linux")
 LIMITED = """
@@ -29,7 +29,7 @@ finally:
 """
 
 
-def blocks(count: int, dimension: int, size: int = 2_048) -> Iterator[np.ndarray]:
+def blocks(count: int, dimension: int, size: int = SHARD) -> Iterator[np.ndarray]:
     """Unit vectors around 1,000 centres."""
     centres = np.random.default_rng(1).standard_normal((1_000, dimension), np.float32)
     for start in range(0, count, size):
@@ -64,7 +64,7 @@ def check_answers(folder: Path, count: int, dimension: int) -> None:
     asked = next(blocks(count, dimension))[:20]
     best, scores = np.empty((20, 0), np.int64), np.empty((20, 0), np.float32)
     for number, block in enumerate(blocks(count, dimension)):
-        best = np.concatenate([best, np.tile(np.arange(len(block)) + 2_048 * number, (20, 1))], axis=1)
+        best = np.concatenate([best, np.tile(np.arange(len(block)) + SHARD * number, (20, 1))], axis=1)
         scores = np.concatenate([scores, asked @ block.T], axis=1)
         kept = np.argsort(-scores, axis=1)[:, :10]
         best, scores = np.take_along_axis(best, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
