@@ -1,6 +1,9 @@
-"""What the C library does with freed memory: kept for the next step of training, returned by a server that waits."""
+"""What the C library does with freed memory (kept for the next step of training, returned by a server that waits), and
+whether there is room for a library that crashes without it."""
 
 import ctypes
+import mmap
+import os
 import sys
 from functools import cache
 
@@ -45,6 +48,15 @@ def trim_memory() -> None:
     """Return all free pages to the system, those in the middle of a heap too."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
+
+
+def check_room(size: int, what: str) -> None:
+    """MemoryError unless `size` bytes of address space can be had, for what would end the process without them."""
+    if os.name == "posix":
+        try:
+            mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()  # no page of it is touched
+        except OSError as error:
+            raise MemoryError(f"{what} needs {size / 2**20:.0f} MB of address space") from error
 
 
 @cache

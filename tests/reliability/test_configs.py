@@ -143,7 +143,7 @@ def test_hosts_and_stores_that_cannot_be(attack: Attack, tally: Any, small_run: 
         tally.case("hosts and stores", ended.refused, note=f"{store}: {ended}")
 
 
-@pytest.mark.parametrize("kind", ["python", "torch", "deep"])
+@pytest.mark.parametrize("kind", ["python", "torch", "thread", "library", "rust", "deep"])
 def test_memory_and_nesting_end_with_one_line(
     attack: Attack, small_run: Path, photos: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +152,12 @@ def test_memory_and_nesting_end_with_one_line(
             return bytearray(2**62)
         if kind == "torch":
             return torch.empty(2**55)
+        if kind == "thread":
+            raise RuntimeError("can't start new thread")
+        if kind == "library":
+            raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+        if kind == "rust":
+            raise type("PanicException", (BaseException,), {})("PyObject pointer is null")
         return run_out()
 
     monkeypatch.setattr("bier.collection.load", run_out)

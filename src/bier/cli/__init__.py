@@ -16,7 +16,11 @@ from bier.cli import backbones, data, demo, embed, evaluate, export, index, pape
 from bier.cli.terminal import command, say
 from bier.errors import BierError, ConfigError
 
-NO_MEMORY = ("allocate memory", "out of memory", "not enough memory")  # torch has no exception of its own for it
+# What torch, C++ and the system say: torch has no exception of its own for it, and neither have threads and libraries.
+NO_MEMORY = (
+    *("allocate memory", "out of memory", "not enough memory", "bad_alloc"),
+    *("can't start new thread", "failed to map segment", "could not create a primitive"),
+)
 LONGEST = 2_000  # characters of a message, as a path of thousands would make it
 
 app = typer.Typer(
@@ -58,11 +62,17 @@ def main() -> NoReturn:
         _end(f"Cannot read or write{place or ' a file'}: {error.strerror or error}.", 2)
     except RecursionError:
         _end("What was given is nested too deeply to be read.", 2)
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in NO_MEMORY):
+    except BaseException as error:
+        if not _lacks_memory(error):
             raise
         _end(f"Memory ran out: {str(error) or 'the command needs more than this machine has'}.", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    told = isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in NO_MEMORY)
+    panic = type(error).__name__ == "PanicException"  # of a library in Rust: no Exception, and without a public name
+    return isinstance(error, MemoryError) or told or panic
 
 
 def _arguments() -> list[str]:

@@ -4,6 +4,8 @@ The floats are kept learner by learner: each learner's part is a matrix of its o
 complete small embedding without a second copy, and each part can be memory-mapped by itself.
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -11,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from bier.errors import SearchError, needs
+from bier.memory import check_room
 from bier.search.store import Floats, Mask, Rows, spans
 
 Progress = Callable[[int, int], None] | None
@@ -323,4 +326,6 @@ def _last_line(error: Exception) -> str:
 
 
 def _faiss() -> Any:
+    if "faiss" not in sys.modules:  # its OpenBLAS, which has buffers for each core, crashes where there is no memory
+        check_room((192 + 64 * (os.cpu_count() or 1)) * 2**20, "faiss")
     return needs("faiss", "index")
