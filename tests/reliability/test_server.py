@@ -1,6 +1,7 @@
 """The server under attack: hostile requests, pictures and connections, and mixed load on `bier serve` itself."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -274,6 +275,21 @@ def test_pictures_of_every_kind_of_damage(client: TestClient, tally: Any, how_ma
         tally.case("server: damaged uploads", status in (200, 413, 415, 422), note=f"{data[:20]!r} gave {status}")
     flat = Image.new("RGB", (9000, 9000))
     assert upload(client, encoded(flat, "WEBP", lossless=True)).json()["error"]["code"] == "too_many_pixels"
+
+
+def test_a_machine_without_processes_left(client: TestClient, tally: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that cannot be started is no internal error: the next request may succeed."""
+
+    async def refused(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    picture = encoded(Image.new("RGB", (9, 9)))
+    with monkeypatch.context() as patched:
+        patched.setattr("anyio.to_process.run_sync", refused)
+        answer = upload(client, picture)
+        survived = answer.status_code == 503 and answer.json()["error"]["code"] == "busy"
+        tally.case("server: no processes left", survived, note=answer.text)
+    tally.case("server: no processes left", upload(client, picture).status_code == 200)
 
 
 def test_one_file_per_form(client: TestClient) -> None:
