@@ -22,11 +22,16 @@ from typing import Any
 
 FOLDER = "BIER_BENCHMARKS"
 NOTE = "BIER_BENCHMARKS_NOTE"
+CORES = "BIER_BENCHMARKS_CORES"
 
 
 def cores() -> int:
     """The cores that this process may use; `taskset` can make them fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+if CORES in os.environ:  # importing torch can undo `taskset`: back to what run.py was started with
+    os.sched_setaffinity(0, map(int, os.environ[CORES].split(",")))
 
 
 def clock() -> float:

@@ -15,15 +15,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from _page import write_page
-from _report import FOLDER, NOTE
+from _report import CORES, FOLDER, NOTE
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "benchmarks"
 # Studies that train or compare for an hour to choose settings and defaults; their results are in the guides.
-ON_REQUEST = ("demo_settings", "engines", "validation")
+ON_REQUEST = ("demo_settings", "engines", "quantized", "validation")
 
 
 def benchmarks(folder: Path = HERE) -> list[str]:
@@ -55,7 +53,9 @@ def run(name: str, folder: Path, results: Path, arguments: list[str], environmen
 def run_all(names: list[str], folder: Path, results: Path, arguments: list[str], note: str) -> list[str]:
     """The names of those that failed."""
     results.mkdir(parents=True, exist_ok=True)
-    environment: dict[str, Any] = os.environ | {FOLDER: str(results), NOTE: note, "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {FOLDER: str(results), NOTE: note, "PYTHONUNBUFFERED": "1"}
+    if hasattr(os, "sched_getaffinity"):
+        environment[CORES] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     print(f"{len(names)} benchmarks, {expected(names, results)}", flush=True)
     failed = []
     for number, name in enumerate(names, start=1):
@@ -79,6 +79,8 @@ def main() -> None:
     if not options.page:
         names = options.only or [name for name in benchmarks() if name not in ON_REQUEST]
         failed = run_all(names, HERE, RESULTS, options.arguments, options.note)
+    from _page import write_page  # it imports torch, which the benchmarks are not to share their memory with
+
     write_page(RESULTS)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}; their earlier results were kept")

@@ -15,14 +15,13 @@ learners' lengths. The queries are 200 real images that are not in the collectio
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy: every search below is one stream on one thread
@@ -30,6 +29,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy: every search below is 
 import faiss
 import numpy as np
 
+from _report import Report, cores
 from bier.search import Index, read_embeddings
 from bier.search.embeddings import SHARD, EmbeddingsWriter
 
@@ -212,7 +212,7 @@ def large_row(folder: Path, choice: str, queries: np.ndarray, exact: np.ndarray,
 
 def built(vectors: np.ndarray, groups: tuple[int, ...], kind: str, folder: Path) -> tuple[Index, float, int, int]:
     """A saved and memory-mapped index, the seconds it took to build, the bytes of its vectors and those besides."""
-    faiss.omp_set_num_threads(os.cpu_count() or 1)
+    faiss.omp_set_num_threads(cores())
     start = time.perf_counter()
     index = Index.build(vectors, [f"images/{row:09d}.jpg" for row in range(len(vectors))], groups, kind=kind)
     seconds = time.perf_counter() - start
@@ -245,16 +245,17 @@ def measured(
 
 
 def compare(
-    title: str, vectors: np.ndarray, groups: tuple[int, ...], queries: np.ndarray
+    report: Report, title: str, vectors: np.ndarray, groups: tuple[int, ...], queries: np.ndarray
 ) -> dict[str, tuple[float, ...]]:
-    """Print the table of one size; {way: (processor milliseconds, recall, bytes besides the vectors over theirs)}."""
+    """The table of one size; {way: (processor milliseconds, recall, bytes besides the vectors over theirs)}."""
     with tempfile.TemporaryDirectory(prefix="bier-search-") as folder:
-        return table(title, vectors, groups, queries, Path(folder))
+        rows = table(vectors, groups, queries, Path(folder))
+    columns = ["", "ms", "CPU ms", "x flat", "recall@10", "build s", "MB besides", "of vectors"]
+    report.table(f"{len(vectors):,} images, {title}", columns, rows)
+    return {row[0]: (row[2], float(row[4]), row[7]) for row in rows}
 
 
-def table(
-    title: str, vectors: np.ndarray, groups: tuple[int, ...], queries: np.ndarray, folder: Path
-) -> dict[str, tuple[float, ...]]:
+def table(vectors: np.ndarray, groups: tuple[int, ...], queries: np.ndarray, folder: Path) -> list[list[Any]]:
     flat, hnsw, funnel = (built(vectors, groups, kind, folder / kind) for kind in ("flat", "hnsw", "funnel"))
     theirs = faiss.IndexFlatIP(vectors.shape[1])
     theirs.add(vectors)
@@ -270,19 +271,12 @@ def table(
             way = f"funnel {shortlist} over {name}"
             ways[way] = lambda query, index=one[0], size=shortlist: index.search(query, 10, shortlist=size).ids
             made[way] = one
-    times, result = measured(ways, queries), {}
-    print(f"\n{len(vectors):,} images, {title}")
-    print(" " * 23 + "      ms  CPU ms  x flat  recall@10  build s  MB besides  of vectors")
-    for name, (clock, processor, recall) in times.items():
+    rows, times = [], measured(ways, queries)
+    for name, (wall, processor, recall) in times.items():
         _, seconds, floats, besides = made[name]
-        result[name] = (processor, recall, besides / floats)
-        ratio = times["flat"][1] / processor
-        print(
-            f"{name:23s}{clock:8.3f}{processor:8.3f}{ratio:8.1f}{recall:11.4f}"
-            f"{seconds:9.1f}{besides / 1e6:12.1f}{besides / floats:12.3f}",
-            flush=True,
-        )
-    return result
+        faster = times["flat"][1] / processor
+        rows.append([name, wall, processor, faster, f"{recall:.4f}", seconds, besides / 1e6, besides / floats])
+    return rows
 
 
 def main() -> None:
@@ -303,10 +297,7 @@ def main() -> None:
     vectors, groups, source = embedded(arguments)
     order = np.random.default_rng(SEED).permutation(len(vectors))
     queries, real = vectors[order[:QUERIES]], vectors[order[QUERIES:]]
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, seed {SEED}, "
-        f"faiss {faiss.__version__}, numpy {np.__version__}"
-    )
+    report = Report("search", ["faiss-cpu", "numpy"], SEED)
     print(f"{source}; {len(real):,} real images, the rest distractors; groups {'-'.join(map(str, groups))}", flush=True)
     if arguments.large:
         faiss.omp_set_num_threads(1)
@@ -314,33 +305,30 @@ def main() -> None:
         return
     print(
         f"one stream of single queries on 1 thread, medians of {ROUNDS * PER_ROUND}; x flat is of processor "
-        f"time, which other work on the machine stretches less; built on {os.cpu_count()} threads"
+        f"time, which other work on the machine stretches less; built on {cores()} threads"
     )
     sizes = [20_000] if arguments.quick else [20_000, 200_000]
-    compare("real images only", real, groups, queries)
+    compare(report, "real images only", real, groups, queries)
     for kind in ("drawn", "mixed"):
         for size in sizes if kind == "drawn" else sizes[-1:]:
-            result = compare(f"{kind} distractors", with_distractors(real, groups, size, kind), groups, queries)
-        conclude(result, kind, sizes[-1])
+            everything = with_distractors(real, groups, size, kind)
+            result = compare(report, f"{kind} distractors", everything, groups, queries)
+        conclude(report, result, f"{sizes[-1]:,} images, {kind} distractors")
+    report.save()
 
 
-def conclude(result: dict[str, tuple[float, ...]], kind: str, size: int) -> None:
+def conclude(report: Report, result: dict[str, tuple[float, ...]], what: str) -> None:
     """The figures beside the goals, which are set for 200,000 images."""
-    speed = {name: result["flat"][0] / values[0] for name, values in result.items()}
-    hnsw, theirs = "HNSW-SQ8, re-scored", result["faiss IndexFlatIP"][0]
+    hnsw, flat, theirs = "HNSW-SQ8, re-scored", result["flat"][0], result["faiss IndexFlatIP"][0]
     funnels = {name: values[1] for name, values in result.items() if name.startswith("funnel") and "flat" in name}
     funnel = next(
         (name for name, recall in funnels.items() if recall >= 0.99), max(funnels, key=lambda one: funnels[one])
     )
-    print(f"\nat {size:,} with {kind} distractors, goals for 200,000 in brackets:")
-    print(
-        f"  HNSW-SQ8: recall@10 {result[hnsw][1]:.4f} (0.99), {speed[hnsw]:.0f} times our flat and "
-        f"{theirs / result[hnsw][0]:.0f} times faiss's (50), {result[hnsw][2]:.3f} of the vectors' bytes (0.45)"
-    )
-    print(
-        f"  {funnel}: recall@10 {result[funnel][1]:.4f} (0.99), {speed[funnel]:.1f} times our flat and "
-        f"{theirs / result[funnel][0]:.1f} times faiss's (2.5)"
-    )
+    for name, goal in ((hnsw, 50.0), (funnel, 2.5)):
+        report.figure(f"recall@10 of {name}", f"the exact search, {what}", result[name][1], "", at_least=0.99)
+        report.figure(f"{name}, times as fast", f"our flat index, {what}", flat / result[name][0], at_least=goal)
+        report.figure(f"{name}, times as fast", f"faiss IndexFlatIP, {what}", theirs / result[name][0])
+    report.figure(f"bytes of {hnsw}", f"those of the vectors, {what}", result[hnsw][2], at_most=0.45)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,12 @@ RECORDS = _page.read(run.RESULTS)
 
 def test_the_page_shows_the_results() -> None:
     assert _page.page_of(PAGE, RECORDS) == PAGE
-    assert set(re.findall("<!-- table (.*?) -->", PAGE)) <= set(_page.blocks(RECORDS))
+
+
+def test_every_place_of_the_page_belongs_to_a_benchmark() -> None:
+    measured = {record["benchmark"] for record in RECORDS}
+    for name in set(re.findall("<!-- table (.*?) -->", PAGE)) - set(_page.blocks(RECORDS)):
+        assert name.partition("-")[0] in set(run.benchmarks()) - measured, f"no table is called {name}"
 
 
 def test_the_picture_shows_the_results() -> None:
