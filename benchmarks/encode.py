@@ -1,13 +1,16 @@
 """Images per second from JPEG files to vectors: Model.encode, the bare network on ready tensors, and a plain loop.
 
 The plain loop opens each file with PIL and runs timm's model in float32, 64 pictures at a time. Each contender lives
-in a process of its own; they take turns and the best round counts. Run: python benchmarks/encode.py [FOLDER]
+in a process of its own; they take turns and the best round counts. Model.encode is measured with the other backends,
+too, where they are installed. Run: python benchmarks/encode.py [FOLDER]
 """
 
 import argparse
 import multiprocessing
 import tempfile
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from bier.images import ImageDataset
 from bier.memory import reuse_memory
 from bier.models.backbone import autocast, resolve_precision
 from bier.models.backbones import build_backbone
+from bier.models.backends import Backend
 from bier.models.inference import pixel_batches
 
 SEED, BATCH, GROUPS = 0, 64, (96, 160, 256)
@@ -45,9 +49,9 @@ def our_model() -> Model:
     return Model(build_backbone("efficientnet_lite0"), EmbeddingEnsemble(1280, GROUPS))
 
 
-def encode(files: list[Path]) -> Callable[[], object]:
+def encode(files: list[Path], backend: Backend = "torch") -> Callable[[], object]:
     model = our_model()
-    return lambda: model.encode(files, batch_size=BATCH)
+    return lambda: model.encode(files, batch_size=BATCH, backend=backend)
 
 
 def bare(files: list[Path]) -> Callable[[], object]:
@@ -91,6 +95,9 @@ CONTENDERS = {
     "Model.encode from files": encode,
     "plain timm + PIL, float32": plain,
 }
+for package, backend in (("onnxruntime", "onnx"), ("openvino", "openvino")):
+    if find_spec(package) is not None:
+        CONTENDERS[f"Model.encode from files, {backend}"] = partial(encode, backend=backend)
 
 
 def serve(name: str, files: list[Path], threads: int, pipe: Connection) -> None:
@@ -132,9 +139,11 @@ def main() -> None:
     what = f"EfficientNet-Lite0, {precision} on {device}, {len(files)} files"
     rows = [[name, len(files) / one] for name, one in best.items()]
     report.table(f"encoding: {what}", ["", "images/s"], rows)
-    bare_best, ours_best, plain_best = best.values()
+    bare_best, ours_best, plain_best, *_ = best.values()
     report.figure("speed of Model.encode from files", f"bare network, {what}", bare_best / ours_best, at_least=0.9)
     report.figure("Model.encode from files, times as fast", f"timm + PIL, {what}", plain_best / ours_best, at_least=3)
+    for name in list(best)[3:]:  # engines.py compares the networks alone, and has others
+        report.figure(f"{name}, times as fast", f"torch, {what}", ours_best / best[name])
     report.save()
 
 

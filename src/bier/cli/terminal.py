@@ -70,7 +70,9 @@ Backbone = Annotated[
 ]
 Backend = Annotated[
     Literal["torch", "onnx", "openvino"],
-    typer.Option("--backend", help="What runs the network; onnx and openvino are faster than torch on a CPU."),
+    typer.Option(
+        "--backend", help="What runs the network; on a CPU onnx and openvino are faster than torch for some networks."
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -207,7 +207,7 @@ class Model(nn.Module, ModelHubMixin):
             progress: True shows a progress bar on standard error. A function is called with (images done, images in
                 all); all is 0 where their number is not known before the end.
             backend: what runs the network: `torch`, or on a CPU `onnx` (ONNX Runtime) or `openvino`, which are faster
-                but take some seconds to start; the network is kept for later calls. docs/models.md has figures.
+                for some networks (figures in docs/models.md). The first call compiles it, later ones find it ready.
             precision: of the vectors: `float32`; `int8`, a byte per dimension, to be compared by the cosine; `binary`
                 or `ubinary`, a bit per dimension, to be compared by the Hamming distance (`quantize_embeddings`).
 
