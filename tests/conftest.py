@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,13 +68,14 @@ class PostgresServer:
         self.uri: str = self._server.get_uri()
 
     def start(self) -> None:
-        for last in (False, False, True):  # it waits for ten seconds only, which a busy machine may exceed
+        for attempt in range(20):  # it waits for ten seconds only, which a busy machine may exceed
             try:
                 self._server.ensure_postgres_running()
                 return
-            except subprocess.SubprocessError:
-                if last:
+            except (subprocess.SubprocessError, AssertionError):
+                if attempt == 19:
                     raise
+                time.sleep(1)
 
     def stop(self) -> None:
         self._server.stop()

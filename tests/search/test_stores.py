@@ -4,10 +4,12 @@ A Qdrant server and a Milvus server are not reached by any test here.
 """
 
 import itertools
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -209,7 +211,7 @@ def test_the_funnel_is_one_request(loaded: tuple[Store, Index], monkeypatch: pyt
     if isinstance(store, postgres.PostgresStore):
         monkeypatch.setattr(store, "_run", counted(store._run))
     elif isinstance(store, qdrant.QdrantStore):
-        monkeypatch.setattr(store._client, "query_batch_points", counted(store._client.query_batch_points))
+        monkeypatch.setattr(store._client, "query_points", counted(store._client.query_points))
     else:
         assert isinstance(store, milvus.MilvusStore)
         monkeypatch.setattr(store._client, "search", counted(store._client.search))
@@ -365,6 +367,8 @@ def test_the_funnel_of_postgres_uses_the_first_learners_graph(loaded: tuple[Stor
 
     def explained(work: Callable[[Any], Any]) -> Any:
         class Spy:
+            bier_effort = 0
+
             def execute(self, statement: Any, values: Any = (), **named: Any) -> Any:
                 if values:
                     with store._connection() as connection:
@@ -407,6 +411,18 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(wrong: str)
     assert "s3cr" not in str(caught.value)
 
 
+def test_a_new_database_gets_the_extension(postgres_server: Any) -> None:
+    """Two clients are connected before the types of pgvector exist."""
+    with open_store(f"{postgres_server.uri}#x", GROUPS)._connection() as connection:  # type: ignore[attr-defined]
+        connection.execute("CREATE DATABASE fresh")
+    uri = postgres_server.uri.replace("/postgres?", "/fresh?")
+    with closing(open_store(uri, GROUPS)) as first, closing(open_store(uri, GROUPS)) as second:
+        first.add(VECTORS[:9], IDS[:9])
+        second.add(VECTORS[9:], IDS[9:])
+        first.optimize()
+        same(second, Index.build(VECTORS, IDS, GROUPS), queries=QUERIES, k=5)
+
+
 def test_an_old_pgvector_is_named(postgres_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = f"{postgres_server.uri}#old"
     store = open_store(uri, GROUPS, rebuild=True)
@@ -424,6 +440,29 @@ def test_a_folder_that_another_client_holds(tmp_path: Path) -> None:
         open_store(f"qdrant:{tmp_path}/a")  # the client does not close its lock file
     store.close()
     open_store(f"qdrant:{tmp_path}/a").close()
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text(encoding="utf-8")
+
+
+def test_code_of_the_page_runs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python block in a folder of Qdrant, the SQL block on the same rows in PostgreSQL."""
+    pytest.importorskip("qdrant_client")
+    [code], [statement] = (re.findall(rf"```{name}\n(.*?)```", PAGE, flags=re.DOTALL) for name in ("python", "sql"))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(code, "stores.md", "exec"), names)
+    assert names["found"].ids.tolist()[0] == "0.jpg"
+    server = request.getfixturevalue("postgres_server").uri
+    store = open_store(f"{server}#birds", (96, 160, 256), rebuild=True)
+    assert isinstance(store, postgres.PostgresStore)
+    rows = [f"{row}.jpg" for row in range(100)]
+    store.add(names["vectors"][:100], rows, labels=["Heron", "Gull"] * 50)
+    prices = "CREATE TABLE IF NOT EXISTS prices AS SELECT id, 9.99 AS price FROM birds"
+    store._run(lambda connection: connection.execute(prices))
+    assert [str(price) for _, price in store._query(statement)] == ["9.99"] * 10
+    assert store._query(statement)[0][0] == "0.jpg"
+    store.close()
 
 
 def test_addresses() -> None:

@@ -82,6 +82,8 @@ class PostgresStore(EngineStore):
             connection = self._idle.pop() if self._idle else None
         connection = connection or self._new_connection()
         try:
+            if not connection.bier_types:  # another client may have created the extension since
+                self._register(connection)
             yield connection
         finally:
             if not connection.closed:
@@ -93,6 +95,7 @@ class PostgresStore(EngineStore):
         try:
             # The planner does not count what it costs to read vectors, which lie apart from their rows.
             connection.execute("SET enable_seqscan = off")
+            connection.bier_types, connection.bier_effort = False, 0
             self._register(connection)
         except BaseException:
             connection.close()
@@ -110,6 +113,7 @@ class PostgresStore(EngineStore):
         connection.execute("SET hnsw.iterative_scan = relaxed_order")
         connection.execute("SET hnsw.max_scan_tuples = 2147483647")
         connection.execute("SET hnsw.scan_mem_multiplier = 64")
+        connection.bier_types = True
 
     def _run(self, work: Callable[[Any], T]) -> T:
         """Do some work with a connection. If the server has closed it meanwhile, once again with a new one."""
@@ -157,10 +161,10 @@ class PostgresStore(EngineStore):
         self._run(work)
 
     @contextmanager
-    def _alone(self, connection: Any) -> Iterator[None]:
+    def _alone(self, connection: Any, work: str = "") -> Iterator[None]:
         """A transaction of one client at a time: IF NOT EXISTS fails when two do the same at once."""
         with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('bier'))")
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"bier {work}"])
             yield
 
     def _exists_table(self, name: str) -> bool:
@@ -184,7 +188,6 @@ class PostgresStore(EngineStore):
                     self._index(connection, field, kind)
 
         self._run(work)
-        self.close()  # connections that do not know the types of pgvector yet
 
     def _index(self, connection: Any, field: str, definition: str) -> None:
         statement = self._composed(
@@ -199,7 +202,7 @@ class PostgresStore(EngineStore):
                 self._run(self._build_graphs)
 
     def _build_graphs(self, connection: Any) -> None:
-        with connection.transaction():
+        with self._alone(connection, f"graphs {self.collection}"):
             room = self._count() * (2 * self.dimension + 400)
             connection.execute(f"SET LOCAL maintenance_work_mem = '{min(max(room, 2**26), _MEMORY) // 1024}kB'")
             for field, size in (("vector", self.dimension), ("learner_1", self.groups[0])):
@@ -302,7 +305,7 @@ class PostgresStore(EngineStore):
         effort = min(max(EFFORT, reach), _MOST_EFFORT)
 
         def work(connection: Any) -> Hits:
-            if getattr(connection, "bier_effort", None) != effort:
+            if connection.bier_effort != effort:
                 connection.execute(f"SET hnsw.ef_search = {effort}")
                 connection.bier_effort = effort
             return [

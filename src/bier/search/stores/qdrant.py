@@ -166,24 +166,17 @@ class QdrantStore(EngineStore):
     def _nearest(
         self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
     ) -> Hits:
-        only, params = self._filter(wanted), self._params(k, exact)
-        return self._ask(
-            [
-                {"query": self._part(query, field), "using": field, "filter": only, "params": params}
-                for query in queries
-            ],
-            k,
-        )
+        same = {"using": field, "query_filter": self._filter(wanted), "search_params": self._params(k, exact)}
+        return [self._ask(self._part(query, field), k, **same) for query in queries]
 
     def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
         """In one request: `prefetch` is the shortlist by the first learner."""
-        only, params = self._filter(wanted), self._params(shortlist, False)
-        requests = []
+        only, params, hits = self._filter(wanted), self._params(shortlist, False), []
         for query in queries:
             part = self._part(query, "learner_1")
             first = self._models.Prefetch(query=part, using="learner_1", limit=shortlist, filter=only, params=params)
-            requests.append({"prefetch": first, "query": query.tolist(), "using": "vector"})
-        return self._ask(requests, k)
+            hits.append(self._ask(query.tolist(), k, using="vector", prefetch=first))
+        return hits
 
     def _part(self, query: Floats, field: str) -> list[float]:
         part: list[float] = (query[spans(self.groups)[0]] if field == "learner_1" else query).tolist()
@@ -193,10 +186,10 @@ class QdrantStore(EngineStore):
         """How wide the graph is searched; the local mode is always exact."""
         return None if self._local else self._models.SearchParams(hnsw_ef=max(EFFORT, 2 * count), exact=exact)
 
-    def _ask(self, requests: list[dict[str, Any]], k: int) -> Hits:
-        asked = [self._models.QueryRequest(**one, limit=k, with_payload=["id"]) for one in requests]
-        answers = self._client.query_batch_points(self.collection, asked)
-        return [[(point.payload["id"], float(point.score)) for point in answer.points] for answer in answers]
+    def _ask(self, query: list[float], k: int, **how: Any) -> list[tuple[Id, float]]:
+        # One request per query: several at once are checked number by number, in ten times the time of a local search.
+        answer = self._client.query_points(self.collection, query=query, limit=k, with_payload=["id"], **how)
+        return [(point.payload["id"], float(point.score)) for point in answer.points]
 
     def _filter(self, wanted: Conditions) -> Any:
         """Conditions as a filter."""
