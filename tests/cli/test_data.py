@@ -135,3 +135,11 @@ def test_asking_for_help_does_not_load_torch_or_numpy() -> None:
     heavy = "{'torch', 'numpy', 'PIL', 'matplotlib'}"
     code = f"import sys; import bier.cli.data, bier.cli.terminal; sys.exit(len({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["train"], ["data", "check"], ["data", "show", "--out", "a.png"], ["data", "audit"]])
+def test_a_root_without_data_is_a_mistake(words: list[str], tmp_path: Path, cli) -> None:
+    """It was passed over in silence, and drawn characters were trained on."""
+    code, _, err = cli(*words, "--root", str(tmp_path))
+    assert code == 2
+    assert "add --data folder" in err

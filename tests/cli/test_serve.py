@@ -184,7 +184,11 @@ def test_mistakes_end_with_one_line(run: Path, tmp_path: Path, features_file: Pa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for arguments, message in (
             ((run, "--images", tmp_path, "--index", tmp_path), "at most one collection"),
-            ((run / "model",), "say what to show with --data, --images or --index"),
+            ((run / "model",), "together with --data, --images or --index. Found a model alone."),
+            (
+                (tmp_path,),
+                "must be a run, an index, or a model together with --data, --images or --index. Found no model.",
+            ),
             ((tmp_path, "--images", tmp_path), "must be a folder with model"),
             ((run, "--images", tmp_path / "none"), "Images must be a folder, or a table"),
             ((run, "--data", "features", "--root", features_file), "no pictures"),

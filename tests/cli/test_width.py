@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from bier.cli import terminal
+from bier.cli import app, terminal
 from bier.cli.demo import KS, METHODS, comparison
 from bier.cli.evaluate import comparison_table, single_table
 from bier.cli.paper import _print
@@ -106,3 +107,10 @@ def test_data_check(data: str, monkeypatch: pytest.MonkeyPatch, pictures: Path) 
     command._tabulate(dataset, wanted or dataset.counts(), wanted)
     assert CUT not in text.getvalue()
     assert "classes" in text.getvalue()
+
+
+def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
+    shown = CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    lines = [line.strip() for line in shown.splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("A run is measured"))
+    assert min(map(len, lines[first : first + 6])) > 60

@@ -4,7 +4,9 @@ Each command is a function in a file of its own, whose docstring is its help. Th
 inside the function, so that help and mistakes in options show at once.
 """
 
+import inspect
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -42,6 +44,9 @@ app.command()(backbones.backbones)
 app.command()(export.export)
 app.add_typer(data.app, name="data")
 app.add_typer(paper.app, name="paper")
+for _one in (*app.registered_commands, *data.app.registered_commands, *paper.app.registered_commands):
+    # Typer keeps the line breaks of a docstring, and breaks its lines once more where the terminal is narrower.
+    _one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(_one.callback) or "")
 
 
 def main() -> NoReturn:

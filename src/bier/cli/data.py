@@ -16,6 +16,7 @@ from bier.cli.terminal import (
     Json,
     Root,
     Size,
+    check_root,
     console,
     emit,
     follow_steps,
@@ -62,7 +63,7 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="Look files up and do not read them.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare what is on disk with what the official protocol expects, count by count, and read every image.
+    """Count images and classes, read every image, and compare with the official counts of a benchmark.
 
     Images that are missing or cannot be read are listed. Exit code 2 if there is one, or if a count is wrong.
 
@@ -76,6 +77,7 @@ def check(
     """
     from bier.data import expected, load, note
 
+    check_root(data, root)
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
     found, wanted = dataset.counts(), expected(data, size) if not validation else {}
     with progress_bar() as bar:
@@ -121,6 +123,7 @@ def show(
     from bier.data import load
     from bier.data.sheet import contact_sheet
 
+    check_root(data, root)
     dataset = load(data, root, seed=seed, size=size)
     shown = dataset[part]
     title = f"{dataset.name} · {part} · {len(shown):,} images of {shown.present:,} classes"
@@ -165,6 +168,7 @@ def audit(
     from bier.models.model import load as load_model
 
     start = perf_counter()
+    check_root(data, root)
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
     if out is not None and not out.is_dir():
         try:  # before minutes of work

@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 
 
 def embed(
-    model: Annotated[str, typer.Argument(help="A run, or the folder of a model; with --backbone the images.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A run, or the folder of a model; with --backbone the images.")
+    ],
     images: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one."
+            metavar="IMAGES",
+            help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one.",
         ),
     ] = None,
     out: Annotated[

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def export(
     out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the graph or the folder goes.")],
-    model: Annotated[Path | None, typer.Argument(help="A run, the folder of a model, or hf:owner/name.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="A run, the folder of a model, or hf:owner/name.")
+    ] = None,
     backbone: Backbone = None,
     to: Annotated[
         Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")

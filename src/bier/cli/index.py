@@ -17,11 +17,13 @@ def index(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A file of `bier embed`; or a run or a model that encodes images; with --backbone the images."
+            metavar="SOURCE",
+            help="A file of `bier embed`; or a run or a model that encodes images; with --backbone the images.",
         ),
     ],
     images: Annotated[
-        Path | None, typer.Argument(help="With a model: a folder of images, or a table (CSV or Parquet) of them.")
+        Path | None,
+        typer.Argument(metavar="IMAGES", help="With a model: a folder of images, or a table (CSV or Parquet) of them."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Write an index to this folder.")] = None,
     store: Annotated[
@@ -133,5 +135,7 @@ def _source(source: Path, images: Path | None, backbone: str | None, backend: An
         model, listed = model_and_images(source, images, backbone)
         return ImageSource(model, list_images(listed), backend=backend)
     if images is None:
-        raise SearchError(f"{source} must be a file of `bier embed`, or a model followed by a folder of images.")
+        raise SearchError(
+            f"{source} must be a file of `bier embed`, a model followed by images, or images with --backbone."
+        )
     return ImageSource(source, list_images(images), backend=backend)

@@ -32,8 +32,12 @@ class _Query(NamedTuple):
 
 
 def search(
-    collection: Annotated[str, typer.Argument(help="An index, a store's URI, or a run that has an index.")],
-    query: Annotated[str, typer.Argument(help="An image file, or the id of an image in the collection.")],
+    collection: Annotated[
+        str, typer.Argument(metavar="COLLECTION", help="An index, a store's URI, or a run that has an index.")
+    ],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
+    ],
     k: Annotated[int, typer.Option("-k", help="How many images to show.")] = 10,
     model: Annotated[
         Path | None,

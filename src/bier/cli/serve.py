@@ -130,7 +130,8 @@ def _collection(
     if data is None and isinstance(run, Path) and not (run / "config.toml").is_file():
         if not (run / "manifest.json").is_file() and not (run_folder(run) / "index").exists():
             raise ConfigError(
-                f"{run} is a model without a run's config.toml; say what to show with --data, --images or --index."
+                f"{run} must be a run, an index, or a model together with --data, --images or --index. "
+                f"Found {'no model' if not (run / 'model.json').is_file() else 'a model alone'}."
             )
         return stored_collection(None if (run / "manifest.json").is_file() else run, str(run), progress)
     settings, own = data_settings(run, data, root)

@@ -46,6 +46,17 @@ Root = Annotated[
         help="Where the data set is: its folder or the folder that contains it; for table and features the file.",
     ),
 ]
+
+
+def check_root(data: str, root: Path | None) -> None:
+    """Without --data a folder would be passed over in silence, and drawn characters trained on."""
+    if data == "glyphs" and root is not None:
+        raise ConfigError(
+            "The data set 'glyphs' draws its images and takes no --root. "
+            f"Got {str(root)!r}; add --data folder for one folder per class, or another name of --data."
+        )
+
+
 Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="The test set of vehicleid: small, medium or large.")]
 SkipBroken = Annotated[
     bool,

@@ -18,6 +18,7 @@ from bier.cli.terminal import (
     Settings,
     Size,
     SkipBroken,
+    check_root,
     command,
     emit,
     progress_bar,
@@ -131,6 +132,7 @@ def train(
         _refuse(context, "--config", NAMED)
         resolved = Config.from_toml(config, check=False).with_settings(chosen)
     else:
+        check_root(data, root)
         named = {
             "data.root": str(root) if root else "",
             "data.size": size,
