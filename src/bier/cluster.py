@@ -177,6 +177,8 @@ def write_embeddings(source: RaySource, out: Path, progress: Progress | None = N
     with writer.locked():
         done = resumed = writer.begin()
         wanted = {number: rows for number, rows, is_done in writer.share() if not is_done}
+        if progress is not None:
+            progress("encoding images", done, count)
         for block in source.blocks(wanted):
             rows = wanted[block.number]
             broken = [one._replace(number=rows[one.number]) for one in block.broken]
@@ -211,6 +213,7 @@ def cluster(address: str = LOCAL) -> Iterator[None]:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
+        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 they hardly run beside other work
         options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -118,18 +119,13 @@ def test_a_broken_image_is_the_same_line(cli: Cli, cluster: None, place: Path) -
     assert "broken.jpg" in said[0]
 
 
-def actors() -> list[int]:
-    """The processes of this cluster that hold the model."""
+def actors(driver: int) -> list[int]:
+    """The processes of a driver's cluster that hold the model."""
     found = []
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                title = (folder / "cmdline").read_bytes().decode(errors="replace")
-                ours = os.getpid() in ancestors(int(folder.name))
-            except OSError:
-                continue
-            if title.startswith("ray::") and "MapWorker" in title and ours:
-                found.append(int(folder.name))
+        with suppress(OSError):
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
+                found += [int(folder.name)] if driver in ancestors(int(folder.name)) else []
     return found
 
 
@@ -161,7 +157,7 @@ def test_a_killed_worker_is_replaced(cli: Cli, cluster: None, place: Path, slow_
     def kill() -> None:
         deadline = time.monotonic() + 600
         while time.monotonic() < deadline and not killed:
-            if len(list((place / "killed.parts").glob("shard-*"))) >= 2 and (found := actors()):
+            if len(list((place / "killed.parts").glob("shard-*"))) >= 2 and (found := actors(os.getpid())):
                 os.kill(found[0], signal.SIGKILL)
                 killed.append(found[0])
             time.sleep(0.02)
@@ -194,7 +190,7 @@ def test_a_killed_driver_resumes(cli: Cli, cluster: None, place: Path, slow_phot
         while len(list((place / "driver.parts").glob("shard-*"))) < 3:
             assert driver.poll() is None, (place / "driver.log").read_text()
             time.sleep(0.02)
-        below = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and driver.pid in safe(path)]
+        below = actors(driver.pid)
         driver.kill()
         driver.wait()
     done = len(list((place / "driver.parts").glob("shard-*")))
@@ -209,13 +205,6 @@ def test_a_killed_driver_resumes(cli: Cli, cluster: None, place: Path, slow_phot
     while time.monotonic() < deadline and any(Path(f"/proc/{one}").exists() for one in below):
         time.sleep(0.2)
     assert [one for one in below if Path(f"/proc/{one}").exists()] == []
-
-
-def safe(folder: Path) -> list[int]:
-    try:
-        return ancestors(int(folder.name))
-    except OSError:
-        return []
 
 
 @pytest.mark.parametrize(
