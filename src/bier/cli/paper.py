@@ -78,7 +78,7 @@ def run(
     root: Annotated[
         Path | None, typer.Option("--root", metavar="PATH", help="The folder that holds the data sets.")
     ] = None,
-    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, short, main or full.")] = "main",
+    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, short, main, long or full.")] = "main",
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, help="Seeds of each row. \\[default: the budget's]")
     ] = None,
@@ -153,7 +153,7 @@ def show(
     names: Names,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="NAME", help="smoke, short, main or full; else the largest with results."),
+        typer.Option("--budget", metavar="NAME", help="smoke, short, main, long, full; else the largest with results."),
     ] = None,
     out: Out = Path("runs/paper"),
     page: Annotated[
