@@ -3,17 +3,15 @@
 The plain features of the untrained default backbone on the test images of a data set, each image searched among the
 others: Recall@1 and @8 by label, recall@10 against the exact search (which of the true ten nearest are found), the
 largest error of a similarity that is returned, bytes per vector and processor time per query. First `Model.encode` with
-a precision, compared as its page says (cosine, Hamming distance), then the precisions and kinds of `bier.Index`.
-`--vectors FOLDER` keeps the vectors for the next time.
+a precision, compared by the cosine and by the Hamming distance, then the precisions and kinds of `bier.Index`: the
+bits of an index need a rotation besides, 4 d^2 bytes in all. `--vectors FOLDER` keeps the vectors for the next time.
 """
 
 import argparse
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bier
+from _report import Report
 from bier.config import Config
 from bier.data import load_for
 from bier.models.quantization import quantize_embeddings
@@ -76,7 +75,7 @@ def encoded_ways(vectors: NDArray[np.float32]) -> dict[str, tuple[Search, float]
 
 
 def index_ways(vectors: NDArray[np.float32], folder: Path) -> dict[str, tuple[Search, float]]:
-    """{name: (search, bytes per vector, of all files but the ids)} of the index, opened from its folder."""
+    """{name: (search, bytes per vector, without ids and rotation)} of the index, opened from its folder."""
     choices = {
         "Index float32, flat": ("float32", "flat"),
         "Index float32, binary": ("float32", "binary"),
@@ -90,6 +89,7 @@ def index_ways(vectors: NDArray[np.float32], folder: Path) -> dict[str, tuple[Se
         Index.build(vectors, kind=kind, precision=precision).save(place)
         index = Index.load(place)
         stored = sum(file.stat().st_size for file in place.rglob("*") if file.suffix in (".npy", ".faiss"))
+        stored -= 4 * vectors.shape[1] ** 2 * any(place.rglob("binary.faiss"))
 
         def search(rows: NDArray[Any], index: Index = index) -> tuple[NDArray[Any], NDArray[Any]]:
             found = index.search(vectors[rows], WIDE)
@@ -134,31 +134,25 @@ def main() -> None:
     arguments = parser.parse_args()
 
     faiss.omp_set_num_threads(1)
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {date.today()}, "
-        f"faiss {faiss.__version__}, numpy {np.__version__}; 1 thread, load {os.getloadavg()[0]:.0f}"
-    )
+    report = Report("quantized", packages=["faiss-cpu", "numpy"])
     for name in arguments.data:
         root = arguments.root / "grocery" if name == "folder" else arguments.root
         vectors, labels = encoded(name, root, arguments.vectors)
-        title = "groceries" if name == "folder" else name
-        print(
-            f"\n{title}, untrained {BACKBONE}: {len(vectors):,} test images of {len(np.unique(labels))} classes, "
-            f"{vectors.shape[1]} dimensions; each among the others"
+        title = (
+            f"{'groceries' if name == 'folder' else name}, untrained {BACKBONE}: {len(vectors):,} test images of "
+            f"{len(np.unique(labels))} classes, {vectors.shape[1]} dimensions"
         )
-        print(
-            f"{'':26s}{'R@1':>7s}{'R@8':>7s}{'recall@10':>11s}{'largest error':>15s}{'bytes/vector':>14s}{'CPU ms':>8s}"
-        )
+        rows: list[list[object]] = []
         with tempfile.TemporaryDirectory(prefix="bier-quantized-") as folder:
             ways = index_ways(vectors, Path(folder)) | encoded_ways(vectors)
             exact = without_itself(ways["Index float32, flat"][0](np.arange(len(vectors)))[0])
             for way, (search, stored) in ways.items():
                 first, eighth, agreed, error, milliseconds = measure(search, vectors, labels, exact)
-                said = f"{error:15.4f}" if np.isfinite(error) else f"{'':15s}"
-                print(
-                    f"{way:26s}{first:7.2f}{eighth:7.2f}{agreed:11.4f}{said}{stored:14.0f}{milliseconds:8.3f}",
-                    flush=True,
-                )
+                said = f"{error:.4f}" if np.isfinite(error) else ""
+                rows.append([way, first, eighth, f"{agreed:.4f}", said, round(stored), milliseconds])
+        columns = ["", "R@1", "R@8", "recall@10", "largest error", "bytes per vector", "CPU ms"]
+        report.table(title, columns, rows)
+    report.save()
 
 
 if __name__ == "__main__":

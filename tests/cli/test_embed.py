@@ -51,6 +51,7 @@ def test_a_folder(cli: Cli, place: Path) -> None:
     assert (result["images"], result["dimension"], result["groups"]) == (12, 24, [8, 16])
     found = read_embeddings(place / "a.safetensors")
     assert list(found.labels or []) == ["class 0"] * 4 + ["class 1"] * 4 + ["class 2"] * 4
+    assert isinstance(found.vectors.base, np.memmap), "a file may be larger than memory"
     model = load(place / "run")
     files = [place / "photos" / str(path) for path in found.paths]
     tensors = load_file(place / "a.safetensors")
