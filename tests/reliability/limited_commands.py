@@ -31,7 +31,7 @@ DIMENSION = 128
 BYTES = 4 * DIMENSION  # of a vector
 MB = 2**20
 # What docs/scale.md says that a command needs besides its imports: (MB, vectors per image, further bytes per image).
-NEED = {"embed": (192, 8, 1_000), "index": (160, 4, 1_000), "evaluate": (256, 8, 1_000)}
+NEED = {"embed": (192, 2, 1_000), "index": (160, 2, 1_000), "evaluate": (256, 8, 1_000)}
 
 
 def need(command: str, count: int) -> int:

@@ -171,6 +171,16 @@ def test_indexes(tally: Any, how_many: HowMany, tmp_path: Path, kind: Any) -> No
     attack(tally, f"damaged indexes, {kind}", tmp_path / "index", answer, how_many, few=40)
 
 
+def test_a_manifest_of_another_format_without_a_version(tmp_path: Path) -> None:
+    """Two flipped bits: a KeyError, which only `make soak` met."""
+    Index.build(VECTORS, ABOUT["paths"], (2, 4)).save(tmp_path / "index")
+    manifest = tmp_path / "index" / "manifest.json"
+    text = manifest.read_text().replace('"bier-index"', '"cier-index"').replace('"version"', '"vershon"')
+    manifest.write_text(text)
+    with pytest.raises(BierError, match="is damaged or of another program"):
+        Index.load(tmp_path / "index")
+
+
 def test_prepared_pixels_are_read_again(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     """A cache is no source of truth: whatever happens to it, the pixels are those of the pictures."""
     paths = [tmp_path / f"{number}.png" for number in range(4)]

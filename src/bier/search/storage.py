@@ -127,13 +127,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise SearchError(f"An index must be a folder with a {MANIFEST}. Found none at {folder}.")
     try:
         manifest = _read_json(path)
-        known = manifest["format"] == FORMAT and isinstance(manifest["version"], int)
+        form, version = manifest["format"], manifest["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SearchError(f"The index's {path} is damaged or of another program. Build the index again.") from error
-    if not known or manifest["version"] > VERSION:
+    if form != FORMAT or not isinstance(version, int) or version > VERSION:
         raise SearchError(
             f"The index {folder} must be of format {FORMAT} {VERSION}. "
-            f"Found {manifest['format']!r} {manifest['version']!r}; a newer bier may read it."
+            f"Found {form!r} {version!r}; a newer bier may read it."
         )
     return dict(manifest)
 
