@@ -23,15 +23,15 @@ def rows(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 
 
 def ratios(records: Sequence[Record]) -> str:
-    """Every figure with its goal; those without one are in the tables of their benchmark."""
+    """Every figure, with its goal if it has one."""
     lines, met = [], []
     for record in records:
-        for one in (one for one in record["figures"] if "goal" in one):
-            sign, unit = {"<=": "≤", ">=": "≥"}[one["sign"]], one["unit"].replace("%", " %")
-            goal = f"{sign} {one['goal']:g}"
-            values = (f"{cell(float(one['value']))} {unit}", goal, "met" if one["met"] else "**missed**")
-            lines.append((f"`{record['benchmark']}`", one["what"], one["against"], *values))
-            met.append(one["met"])
+        for one in record["figures"]:
+            goal = f"{ {'<=': '≤', '>=': '≥'}[one['sign']] } {one['goal']:g}" if "goal" in one else ""
+            reached = {None: "", True: "met", False: "**missed**"}[one.get("met")]
+            value = f"{cell(float(one['value']))} {one['unit']}".strip()
+            lines.append((f"`{record['benchmark']}`", one["what"], one["against"], value, goal, reached))
+            met += [one["met"]] if "goal" in one else []
     table = rows(("benchmark", "what", "compared with", "measured", "goal", ""), lines)
     return f"{sum(met)} of {len(met)} goals are met.\n\n{table}"
 
