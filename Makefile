@@ -69,6 +69,7 @@ bench: $(DEV_READY) $(PEERS_READY)  ## run the benchmarks and write docs/benchma
 
 # open-metric-learning wants numpy 1 and forgets to ask for omegaconf: it gets an environment of its own on top of ours.
 $(PEERS_READY): | $(DEV_READY)
+	$(BIN)/pip install --quiet 'sentence-transformers>=5'
 	$(BIN)/python -m venv $(VENV)/peers
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > $$($(VENV)/peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/bier.pth
