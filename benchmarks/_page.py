@@ -107,7 +107,9 @@ def plot(records: Sequence[Record], file: Path) -> None:
         axes.set_ylabel(one["unit"], fontsize=8)
         axes.tick_params(axis="y", labelsize=8)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, frameon=False, title="exponent", title_fontsize=7)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high * (high / low) ** 0.5)  # room for the legend
+        axes.legend(loc="upper left", fontsize=7, frameon=False, title="exponent", title_fontsize=7)
     figure.savefig(file, dpi=100, metadata={"Description": digest(records), "Software": None})
 
 
