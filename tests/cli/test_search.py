@@ -210,7 +210,7 @@ def test_a_store_is_shown_with_the_model_that_it_names(
 def test_mistakes_end_with_one_line(cli: Cli, index: Path, run_folder: Path, photos: Path, tmp_path: Path) -> None:
     for arguments, message in (
         (("index", run_folder, photos), "Give one of --out FOLDER, --store URI and --add COLLECTION"),
-        (("index", run_folder, "--out", tmp_path / "x"), "followed by a folder of images"),
+        (("index", run_folder, "--out", tmp_path / "x"), "a model followed by images"),
         (("index", run_folder, tmp_path / "none", "--out", tmp_path / "x"), "Images must be a folder, or a table"),
         (("index", run_folder, run_folder / "model", "--out", tmp_path / "x"), "must hold images"),
         (("index", photos, photos, "--out", tmp_path / "x"), "A model must be a folder with model.json"),
