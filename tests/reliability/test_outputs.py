@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 Attack = Callable[..., Any]
@@ -55,10 +56,9 @@ def test_places_that_cannot_be(attack: Attack, tally: Any, small_run: Path, phot
 def test_a_full_disk_leaves_what_was_there(
     attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_graph(module: Any, example: Any, name: str, path: Path) -> None:
-        path.write_bytes(bytes(10_000))
-
-    monkeypatch.setattr("bier.models.export._export", write_graph)  # torch takes seconds to make one
+    graph = onnx.ModelProto(doc_string=10_000 * "x")  # torch takes seconds to make a real one
+    for step in ("_network_graph", "_with_preparation"):
+        monkeypatch.setattr(f"bier.models.export.{step}", lambda *_: graph)
     data = ("--data", "folder", "--root", photos)
     for name, command in {
         "report": ("evaluate", small_run / "model", *data, "--report", tmp_path / "report"),
