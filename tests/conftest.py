@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -81,11 +82,12 @@ class PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """Started once for all tests."""
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
-    yield server
-    server.stop()
+def postgres_server() -> Iterator[PostgresServer]:
+    """Started once for all tests, in a folder that no other pytest closes to the user whom the server runs as."""
+    with tempfile.TemporaryDirectory(prefix="bier-postgres-", ignore_cleanup_errors=True) as folder:
+        server = PostgresServer(Path(folder))
+        yield server
+        server.stop()
 
 
 @pytest.fixture(scope="session")
