@@ -249,6 +249,7 @@ def test_a_filter_costs_no_recall(empty: Store, monkeypatch: pytest.MonkeyPatch)
     assert empty.search(QUERIES, 10, where={"label": "rare"}).ids.tolist() == best
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Milvus Lite leaves its log open
 def test_ten_clients_at_once(request: pytest.FixtureRequest, empty: Store) -> None:
     """Of a server each has its own connection; a local file has one store with ten threads."""
     uri = None
