@@ -490,8 +490,9 @@ def recall_of(store: Store, weighting: Weighting, progress: Progress | None = No
     the first learner, the last one the whole ensemble. None if no two images share a label, or if there are too many.
     Images without a label are left out. A large collection is measured with 2,000 queries drawn at random.
     """
-    most = _MOST if isinstance(store, Index) else _MOST_IN_STORE
-    if most is _MOST_IN_STORE and len(store) > most:  # not even the labels of a large store are fetched
+    embedded = isinstance(store, Index)
+    most = _MOST if embedded else _MOST_IN_STORE
+    if not embedded and len(store) > most:  # not even the labels of a large store are fetched
         return None
     entries = [entry for entry in store.entries(store.ids) if entry.label is not None]
     names = np.array([str(entry.label) for entry in entries], dtype=np.str_)

@@ -195,7 +195,7 @@ def filters(count: int) -> list:
 @pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
 @pytest.mark.parametrize("number", range(7))
 def test_filters_cost_no_recall(vectors: np.ndarray, kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_SCAN_ROWS", 200)  # so that the graph answers the larger ones
+    monkeypatch.setattr(index_module, "SCAN_ROWS", 200)  # so that the graph answers the larger ones
     metadata = [{"year": 2019 + row % 5, "half": row // 3_000} for row in range(6_000)]
     labels = np.arange(6_000) % 3
     index = Index.build(vectors, groups=GROUPS, labels=labels, metadata=metadata, kind=kind)
@@ -222,7 +222,7 @@ def test_filters_cost_no_recall(vectors: np.ndarray, kind: str, number: int, mon
 
 
 def test_a_filter_far_from_the_query_still_gives_k(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_SCAN_ROWS", 10)
+    monkeypatch.setattr(index_module, "SCAN_ROWS", 10)
     index = Index.build(vectors, groups=GROUPS, kind="hnsw")
     query = vectors[0]
     far = np.zeros(6_000, np.bool_)

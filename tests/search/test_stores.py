@@ -245,7 +245,7 @@ def test_a_filter_costs_no_recall(empty: Store, monkeypatch: pytest.MonkeyPatch)
     rare = np.arange(0, 2_000, 100)
     best = rare[np.argsort(-(QUERIES @ vectors[rare].T), axis=1)[:, :10]].tolist()
     assert empty.search(QUERIES, 10, where={"label": "rare"}).ids.tolist() == best
-    monkeypatch.setattr(postgres, "_SCAN_ROWS", 5)
+    monkeypatch.setattr(postgres, "SCAN_ROWS", 5)
     assert empty.search(QUERIES, 10, where={"label": "rare"}).ids.tolist() == best
 
 

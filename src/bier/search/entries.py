@@ -18,12 +18,11 @@ class Entries:
         self.labels: list[Label] = []
         self.metadata: list[Metadata] = []
         self.alive: Mask = np.empty(0, np.bool_)
-        self._count = 0
         self._rows_by_id: dict[Id, int] | None = None
         self._codes: tuple[dict[str, int], NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
-        return self._count
+        return int(np.count_nonzero(self.alive))
 
     @property
     def rows(self) -> int:
@@ -40,7 +39,6 @@ class Entries:
         alive = np.ones(len(ids), np.bool_)
         alive[list(removed)] = False
         self.alive = np.concatenate([self.alive, alive])
-        self._count += int(alive.sum())
         if self._rows_by_id is not None:
             self._rows_by_id.update({one: start + row for row, one in enumerate(ids) if alive[row]})
         self._codes = None
@@ -68,7 +66,6 @@ class Entries:
 
     def remove(self, ids: Sequence[Id]) -> None:
         self.alive[self.rows_of(ids)] = False
-        self._count -= len(ids)
         for one in ids:
             del self._row_of[one]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,14 +11,17 @@ from bier.errors import SearchError
 from bier.search import storage
 from bier.search.entries import Entries
 from bier.search.store import (
+    SCAN_ROWS,
     Columns,
     Entry,
     Floats,
     Found,
     Id,
+    Kind,
     Label,
     Mask,
     Metadata,
+    Precision,
     Rows,
     Store,
     Where,
@@ -32,15 +35,11 @@ from bier.search.store import (
 )
 from bier.search.vectors import BinaryCodes, Graph, Int8Vectors, LearnerVectors, Progress
 
-Kind: TypeAlias = Literal["auto", "flat", "binary", "hnsw", "funnel"]
-Precision: TypeAlias = Literal["float32", "int8", "binary"]
-
 EXACT_ROWS = 20_000  # `auto` searches exactly up to here
 SCANNED_ROWS = 2_000_000  # `auto` compares bits up to here (20 ms a query), beyond which it builds a graph
 EFFORT = 192  # efSearch: candidates that the graph keeps, of which the better half is scored; twice as many of the bits
 SHORTLIST = 400  # of a `funnel` index, where a search gives none
 REBUILD_SHARE = 0.25  # removed rows, as a share of all, at which the index is rebuilt without them
-_SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
 _SAMPLE_ROWS = 50_000  # from which graph and codes learn the range or the mean of each dimension
 _FEWEST_ROWS = 256  # with fewer, the ranges of an int8 index would not hold for the next image
 _BLOCK_ROWS = 10_000  # a step of the progress bar while the index is built
@@ -288,7 +287,7 @@ class Index(Store):
         """
         assert self._graph is not None
         count = min(self._entries.rows, -(-reach * self._entries.rows // available))
-        if allowed is not None and (available <= _SCAN_ROWS or count > _REACH):
+        if allowed is not None and (available <= SCAN_ROWS or count > _REACH):
             return self._vectors.nearest(queries, k, allowed)
         seen = queries[:, : self.groups[0]] if self.kind == "funnel" else queries
         candidates = self._graph.candidates(
@@ -308,7 +307,7 @@ class Index(Store):
         if self.precision == "binary":
             scores, rows = self._bits.candidates(queries, k, allowed)
             return rows, scores
-        if allowed is not None and available <= _SCAN_ROWS:
+        if allowed is not None and available <= SCAN_ROWS:
             return self._vectors.nearest(queries, k, allowed)
         reach = min(max(2 * self.effort, 4 * k), available)
         return self._rescored(queries, k, self._bits.candidates(queries, reach, allowed)[1])

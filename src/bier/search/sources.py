@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bier.search.embeddings import read_embeddings
-from bier.search.index import Index, Kind, Precision
-from bier.search.store import Floats, Id, Label
+from bier.search.index import Index
+from bier.search.store import Floats, Id, Kind, Label, Precision
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
 

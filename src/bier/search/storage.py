@@ -16,7 +16,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bier import files
 from bier.errors import SearchError
 from bier.search.entries import Entries
-from bier.search.store import Floats, checked_ids, checked_labels, checked_metadata
+from bier.search.store import Floats, Kind, Precision, checked_ids, checked_labels, checked_metadata
 from bier.search.vectors import BinaryCodes, Graph, Int8Vectors, LearnerVectors
 
 FORMAT = "bier-index"
@@ -49,8 +49,8 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(strict=True)
     data: str
-    kind: Literal["auto", "flat", "binary", "hnsw", "funnel"]
-    precision: Literal["float32", "int8", "binary"] = "float32"
+    kind: Kind
+    precision: Precision = "float32"
     effort: int = Field(ge=64, le=MOST_EFFORT)
     groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
     rows: int = Field(ge=0, le=2**40)
@@ -250,9 +250,10 @@ def _stamp(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, stamp: _FileStamp, verify: bool | None) -> None:
-    size, modified = path.stat().st_size, path.stat().st_mtime_ns
+    status = path.stat()
+    size = status.st_size
     if verify is None:
-        verify = size < _LARGE or modified != stamp.modified
+        verify = size < _LARGE or status.st_mtime_ns != stamp.modified
     if size != stamp.bytes:
         raise SearchError(
             f"The index file {path} is damaged: expected {stamp.bytes} bytes, found {size}. Build the index again."

@@ -19,6 +19,8 @@ Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 Learners: TypeAlias = int | Sequence[int] | None
 Columns: TypeAlias = tuple[list[Id], list[Label], list[Metadata]]
+Kind: TypeAlias = Literal["auto", "flat", "binary", "hnsw", "funnel"]  # how an index finds; see `Index`
+Precision: TypeAlias = Literal["float32", "int8", "binary"]  # how vectors are kept
 
 
 class Entry(NamedTuple):
@@ -46,6 +48,7 @@ class Found(NamedTuple):
 Where: TypeAlias = Mapping[str, Any] | Mask | Callable[[Entry], bool]
 
 _BLOCK = 65_536
+SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
 LARGEST = 1e15  # products of larger vectors would not be finite in float32
 
 
@@ -241,7 +244,7 @@ class Store(ABC):
     """
 
     about: dict[str, Any]
-    precision: Literal["float32", "int8", "binary"] = "float32"
+    precision: Precision = "float32"
 
     @property
     @abstractmethod

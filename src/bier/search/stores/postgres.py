@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import Floats, Id, spans
+from bier.search.store import SCAN_ROWS, Floats, Id, spans
 from bier.search.stores.engine import Conditions, EngineStore, Hits, Row
 
 T = TypeVar("T")
@@ -18,7 +18,6 @@ RECORDS = "bier_stores"  # the table of all collections' records
 EFFORT = 200  # hnsw.ef_search: candidates that the graph keeps; a longer shortlist raises it
 _MOST_EFFORT = 1_000
 _LONGEST_HALF = 4_000  # dimensions that pgvector can index as halfvec
-_SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
 _NEEDED = (0, 8)  # the version of pgvector that can go on searching where a filter excludes candidates
 _MEMORY = 2**31  # bytes that building a graph may take in the server
 
@@ -280,9 +279,9 @@ class PostgresStore(EngineStore):
         found `reach` that pass.
         """
         condition, values = _where(wanted, self._json)
-        if wanted and not exact and reach < _SCAN_ROWS:
-            some = f"SELECT 1 FROM {{table}} WHERE {condition} LIMIT {_SCAN_ROWS + 1}"
-            exact = self._query(f"SELECT count(*) FROM ({some}) AS few", values)[0][0] <= _SCAN_ROWS
+        if wanted and not exact and reach < SCAN_ROWS:
+            some = f"SELECT 1 FROM {{table}} WHERE {condition} LIMIT {SCAN_ROWS + 1}"
+            exact = self._query(f"SELECT count(*) FROM ({some}) AS few", values)[0][0] <= SCAN_ROWS
         hits = self._ask(queries, k, reach, condition, values, field, exact)
         if wanted and not exact and any(len(some) < k for some in hits):
             hits = self._ask(queries, k, reach, condition, values, field, True)
