@@ -56,7 +56,9 @@ class Job:
         """The runs that choose the settings and the length of this one; none where there is nothing to choose."""
         if self.is_search:
             return []
-        row = self.row.tuned_as or self.row
+        row = self.row
+        while row.tuned_as is not None:
+            row = row.tuned_as
         return [Job(row, self.budget, 0, choice) for choice in choices(row, self.budget)]
 
     @property
