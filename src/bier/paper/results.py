@@ -14,7 +14,7 @@ from filelock import FileLock
 from bier import files
 from bier.config import Config
 from bier.errors import DataError
-from bier.paper.budgets import Budget, Choice, choices, settings_of, suited
+from bier.paper.budgets import Budget, Choice, choices, kind_of, settings_of, suited
 from bier.paper.experiments import Experiment, Row
 
 Result = Mapping[str, Any]
@@ -60,6 +60,11 @@ class Job:
         while row.tuned_as is not None:
             row = row.tuned_as
         return [Job(row, self.budget, 0, choice) for choice in choices(row, self.budget)]
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether its searches train on fewer classes than the final run."""
+        return bool(self.budget.search.get(kind_of(self.row)))
 
     @property
     def needs(self) -> list["Job"]:
@@ -145,21 +150,30 @@ class Results:
         seeds = sorted({int(one["seed"]) for one in self._lines(row.data)})
         return [found for seed in seeds if (found := self._find(row.data, identity, seed)) is not None]
 
-    def _best_search(self, job: Job) -> Result | None:
-        """The best of the searches of a job, the first of equals, if all of them are done."""
-        found = [one for search in job.searches if (one := self.of(search)) is not None]
+    def winner(self, job: Job) -> Job | None:
+        """The search that did best on validation classes at any step, the first of equals, once all are done."""
+        found = [(one["validation"], search) for search in job.searches if (one := self.of(search)) is not None]
         done = bool(found) and len(found) == len(job.searches)
-        return max(found, key=lambda one: one["validation"]) if done else None
+        return max(found, key=lambda one: one[0])[1] if done else None
 
     def chosen(self, job: Job) -> Choice | None:
-        """The settings that did best on validation classes at any step; the first of equals."""
-        best = self._best_search(job)
-        return best["choice"] if best else None
+        """The settings that the search found."""
+        winner = self.winner(job)
+        return winner.choice if winner else None
 
     def best_step(self, job: Job) -> int | None:
         """The step at which the best run of the search was best."""
-        best = self._best_search(job)
-        return int(best["best_step"]) if best else None
+        winner = self.winner(job)
+        found = self.of(winner) if winner else None
+        return int(found["best_step"]) if found else None
+
+    def repeated(self, job: Job) -> Job | None:
+        """The search that this job would repeat step by step: a classifier's holds nothing out."""
+        winner = self.winner(job)
+        if winner is None or winner.seed != job.seed:
+            return None
+        same = winner.identity(winner.choice)["settings"] == job.identity(winner.choice)["settings"]
+        return winner if same else None
 
     def add(self, result: Result) -> None:
         """Write the line of a run, in place of an earlier one of the same run. Several processes may do so at once."""
