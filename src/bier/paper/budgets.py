@@ -139,7 +139,7 @@ SHORT = _budget(
     networks={"lite": {"model.trainable_from": "blocks.5", **_LITE}},
     all_layers={"train.steps": 200},
     grid=MAIN.grid,
-    search=MAIN.search,
+    search={"retrieval": {**MAIN.search["retrieval"], "train.steps": 150}},
 )
 FULL = _budget(
     "full",

@@ -90,9 +90,9 @@ MEAN_LEARNER = Column("mean_learner", "mean R@1 of learners")
 ACCURACY = Column("accuracy", "accuracy")
 
 
-def varied(row: Row, label: str, settings: Mapping[str, Any]) -> Row:
-    """The row with other settings, which the paper has no number for, at the rate found for the row itself."""
-    return replace(row, label=label, settings=settings, tuned_as=row, paper={})
+def varied(row: Row, label: str, settings: Mapping[str, Any], tuned_as: Row | None = None) -> Row:
+    """The row with other settings, which the paper has no number for, at the rate found for it or another row."""
+    return replace(row, label=label, settings=settings, tuned_as=tuned_as or row, paper={}, paper_learners=())
 
 
 WHOLE = (512,)
@@ -166,12 +166,14 @@ STRENGTH = Experiment(
 
 
 def _with_loss(name: str, title: str, plain: tuple[float, float], boosted: tuple[float, float]) -> tuple[Row, Row]:
+    """The loss alone, and boosted at the rate that was found for it alone."""
+
     def paper(numbers: tuple[float, float]) -> dict[str, float]:
         return {"feature_correlation": numbers[0], "recall": numbers[1]}
 
-    return (
-        Row(f"{title}-512", "baseline", groups=WHOLE, settings={"loss.name": name}, paper=paper(plain)),
-        Row(f"{title}-96-160-256", "bier", groups=THREE, settings={"loss.name": name}, paper=paper(boosted)),
+    alone = Row(f"{title}-512", "baseline", groups=WHOLE, settings={"loss.name": name}, paper=paper(plain))
+    return alone, replace(
+        alone, label=f"{title}-96-160-256", method="bier", groups=THREE, paper=paper(boosted), tuned_as=alone
     )
 
 
@@ -182,7 +184,8 @@ LOSSES = Experiment(
         UNTRAINED,
         *_with_loss("triplet", "Triplet", (0.2122, 50.12), (0.1158, 53.31)),
         *_with_loss("contrastive", "Contrastive", (0.1639, 50.62), (0.1246, 53.8)),
-        *_with_loss("binomial-deviance", "Binomial-Deviance", (0.1530, 51.76), (0.0934, 55.33)),
+        replace(BASELINE, label="Binomial-Deviance-512"),
+        replace(BIER, label="Binomial-Deviance-96-160-256"),
     ),
     (FEATURE, RECALL),
 )
@@ -448,11 +451,10 @@ PEER_LOSSES: Mapping[str, tuple[Mapping[str, Any], float | None]] = {
 
 
 def _peer(title: str, settings: Mapping[str, Any], recall: float | None) -> tuple[Row, Row]:
-    """The loss alone, as the paper quotes it, and boosted."""
+    """The loss alone, as the paper quotes it, and boosted at the rate that was found for it alone."""
     paper = {} if recall is None else {"recall": recall}
     alone = replace(BASELINE, label=f"{title}-512", settings=settings, paper=paper)
-    boosted = replace(BIER, label=f"{title}-96-160-256", settings=settings, paper={}, paper_learners=())
-    return alone, boosted
+    return alone, varied(BIER, f"{title}-96-160-256", settings, tuned_as=alone)
 
 
 PEERS = Experiment(
