@@ -1,11 +1,10 @@
 """Methods and defaults for each data set, as named sets of settings. Every setting can be overridden."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from bier.config import Config
-from bier.errors import ConfigError
+from bier.errors import ConfigError, did_you_mean
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     # one plain embedding
@@ -81,8 +80,7 @@ def suited(method: str, data: str) -> dict[str, Any]:
 def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -> Config:
     """The config of a run: defaults, then what suits the data set, then the method, then the caller's settings."""
     if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(method, METHODS)
         raise ConfigError(f"The method must be one of {', '.join(METHODS)}. Got '{method}' instead.{hint}")
     layers = {**suited(method, data), "method": method, **(settings or {})}
     if "data.validation" in (settings or {}) and "data.validation_classes" not in (settings or {}):
