@@ -248,7 +248,7 @@ def assess_classifier(
     if not file.is_file():
         raise ModelError(f"{run} was not trained to classify: it has no {file.name}.")
     try:
-        weights = {name: torch.from_numpy(value) for name, value in files.unpack(file)[0].items()}
+        weights = {name: torch.from_numpy(value) for name, value in files.read_tensors(file)[0].items()}
         classifier = BoostedClassifier(model.groups, len(weights["heads.0.bias"]))
         classifier.load_state_dict(weights)
     except (ValueError, KeyError, RuntimeError) as error:
@@ -311,13 +311,13 @@ class _Reader:
         """The embeddings in a file of this model and these images, which is written where there is none."""
         file = folder / f"{self._digest(source)}.safetensors"
         try:
-            z: NDArray[np.float32] = files.unpack(file, ["z"])[0]["z"]
+            z: NDArray[np.float32] = files.read_tensors(file, ["z"])[0]["z"]
             return z
         except (OSError, ValueError):
             z = self.model.embed_raw(source, progress=self.progress)
         with suppress(OSError):  # somebody else's run, or a full disk: the next evaluation computes them again
             folder.mkdir(exist_ok=True)
-            files.write(file, *files.pack({"z": z}))
+            files.write_tensors(file, {"z": z})
         return z
 
     def _digest(self, source: ImageDataset) -> str:
