@@ -385,7 +385,7 @@ def load(path: str | Path | Untrained, precision: str | None = None, device: str
     if isinstance(path, Untrained):
         return pretrained(path.backbone, path.weights, precision or "auto", device)
     path = local_folder(path)
-    weights, description = read_folder(Path(path))
+    weights, description = read_folder(path)
     try:
         known = Description(**description)
         _check_sizes(known, weights)

@@ -23,8 +23,7 @@ from bier.images import ImageDataset
 from bier.images.dataset import usable_cores
 from bier.memory import reuse_memory
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.models.backbone import autocast
-from bier.models.backbones import Backbone
+from bier.models.backbone import Backbone, autocast
 from bier.models.model import is_pretrained
 from bier.training.objective import Objective, diversity_loss, metric_loss
 from bier.training.setup import (

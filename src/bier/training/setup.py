@@ -29,8 +29,8 @@ from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
-from bier.models.backbone import folded
-from bier.models.backbones import Backbone, build_backbone
+from bier.models.backbone import Backbone, folded
+from bier.models.backbones import build_backbone
 from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
 from bier.models.lora import adapt, merged
 from bier.models.maps import TrunkCache
