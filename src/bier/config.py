@@ -236,7 +236,22 @@ class TrainConfig(Section):
 
 
 class Config(Section):
-    """All settings of a run. Sections and keys are those of its config.toml."""
+    """All settings of a run. Sections and keys are those of its config.toml; `bier settings` lists them.
+
+    Args:
+        seed: fixes batches, augmentation and initial weights.
+        method: the name under which the other settings were chosen; `bier.resolve` chooses them by it.
+        data, model, loss, diversity, train: the sections, such as `TrainConfig(steps=500)`.
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, out of range or in conflict with another.
+
+    Example:
+        >>> import bier
+        >>> config = bier.Config().with_settings({"train.steps": 500, "model.groups": 4})
+        >>> config.train.steps, config.flat()["model.groups"]
+        (500, 4)
+    """
 
     seed: int = setting(0, "fixes batches, augmentation and initial weights", least=0)
     method: Text = setting("a-bier", "the name under which the settings below were chosen")

@@ -130,12 +130,34 @@ def train(
 ) -> Run:
     """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
 
-    out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
-    from its newest checkpoint and ends with exactly the weights and metrics of an uninterrupted run.
-    metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
-    module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
-    snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
-    same: find the similarity from which two images are called the same and keep it with the model.
+    Args:
+        config: all settings, as `bier.resolve` returns them.
+        out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set.
+        resume: go on from the newest checkpoint of the run, and end with exactly the weights and metrics of an
+            uninterrupted run.
+        observer: is told about the progress of the run.
+        metric: builds a loss of your own, from the embedding's size and the number of classes, in place of
+            `config.loss`: a module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its
+            parameters are trained too.
+        snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
+        same: find the similarity from which two images are called the same and keep it with the model.
+
+    Returns:
+        A `Run`: the folder, the last step, the step whose model is kept and its validation, and whether the run was
+        interrupted.
+
+    Raises:
+        ConfigError: settings do not fit together, or the folder holds a run already.
+        DataError: the data set cannot be read.
+        ModelError: the backbone or its weights cannot be had.
+        TrainingError: a loss is not finite, a checkpoint is damaged or cannot be written.
+
+    Example:
+        >>> import bier
+        >>> config = bier.resolve("a-bier", "glyphs", {"train.steps": 2})  # drawn characters: needs no images
+        >>> run = bier.train(config, "runs/first", same=False)
+        >>> run.step, bier.load(run.folder).groups
+        (2, (96, 160, 256))
     """
     run = Path(out) if out is not None else run_folder.default_folder(config)
     observer = observer or Silent()
