@@ -362,10 +362,10 @@ def _with_distractors(part: Part, distractors: Part) -> Part:
     return Part(images, np.concatenate([part.labels, numbers]), (*part.classes, *names), boxes)
 
 
-def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
+def solve_start(setup: TrainingSetup, progress: Preparing) -> None:
     """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, and the bias
     that centres the embedding, each where the config asks for it."""
-    ensemble = setup.objective.ensemble
+    config, ensemble = setup.config, setup.objective.ensemble
     loss = diversity_loss(config, config.model.start, ensemble.groups)
     if loss is None and not config.model.bias:
         return
