@@ -146,11 +146,12 @@ def test_a_record_covers_itself() -> None:
 def test_tensors_come_back_and_every_flipped_byte_is_found(tmp_path: Path) -> None:
     tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.empty((0, 4), np.int64)}
     path = tmp_path / "x.safetensors"
-    files.write(path, *files.pack(tensors, {"groups": "[1, 2]", "name": "ü"}))
+    files.write_tensors(path, tensors, {"groups": "[1, 2]", "name": "ü"})
     whole = path.read_bytes()
     for _ in range(9):
-        assert b"".join(files.pack(tensors, {"name": "ü", "groups": "[1, 2]"})) == whole
-    again, metadata = files.unpack(path)
+        files.write_tensors(path, tensors, {"name": "ü", "groups": "[1, 2]"})
+        assert path.read_bytes() == whole
+    again, metadata = files.read_tensors(path)
     assert metadata.pop("sha256")
     assert metadata == {"groups": "[1, 2]", "name": "ü"}
     assert {name: tensor.tolist() for name, tensor in load_file(path).items()} == {
@@ -159,13 +160,13 @@ def test_tensors_come_back_and_every_flipped_byte_is_found(tmp_path: Path) -> No
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(again[name], tensor)
         assert (again[name].dtype, again[name].shape) == (tensor.dtype, tensor.shape)
-    assert files.unpack(path, ["a"])[0].keys() == {"a"}
+    assert files.read_tensors(path, ["a"])[0].keys() == {"a"}
     with pytest.raises(ValueError, match="no tensor 'b'"):
-        files.unpack(path, ["b"])
+        files.read_tensors(path, ["b"])
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         try:
-            found, metadata = files.unpack(path)
+            found, metadata = files.read_tensors(path)
         except ValueError:
             continue
         # In spaces, or in the word that names the checksum: the content is the same.
@@ -173,12 +174,22 @@ def test_tensors_come_back_and_every_flipped_byte_is_found(tmp_path: Path) -> No
         np.testing.assert_array_equal(found["a"], tensors["a"])
 
 
+def test_a_tensor_in_blocks_is_read_once_and_written_as_the_whole_of_it(tmp_path: Path) -> None:
+    whole = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+    about, shape = np.arange(5, dtype=np.uint8), whole.shape  # smaller numbers: last in the file, first in the checksum
+    files.write_tensors(tmp_path / "whole", {"z": whole, "a": 2 * whole, "about": about})
+    z, a = (files.Blocks(whole.dtype, shape, iter([rows[:4], rows[4:]])) for rows in (whole, 2 * whole))
+    files.write_tensors(tmp_path / "blocks", {"z": z, "a": a, "about": about})
+    assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+    np.testing.assert_array_equal(files.read_tensors(tmp_path / "blocks")[0]["z"], whole)
+
+
 def test_a_file_of_another_program_has_no_checksum(tmp_path: Path) -> None:
     save_file({"a": np.ones(3, np.float32)}, tmp_path / "x.safetensors")
-    tensors, metadata = files.unpack(tmp_path / "x.safetensors")
+    tensors, metadata = files.read_tensors(tmp_path / "x.safetensors")
     assert (tensors["a"].tolist(), metadata) == ([1, 1, 1], {})
     with pytest.raises(FileNotFoundError):
-        files.unpack(tmp_path / "y.safetensors")
+        files.read_tensors(tmp_path / "y.safetensors")
 
 
 def test_a_folder_with_checksums(tmp_path: Path) -> None:

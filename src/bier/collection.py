@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -27,6 +27,7 @@ from bier.evaluate.ensemble import evaluate_ensemble
 from bier.evaluate.verification import kept_threshold
 from bier.images import Box, Broken, ImageDataset
 from bier.images import Source as Picture
+from bier.images.decode import box_of
 from bier.method.defaults import Weighting
 from bier.models.backends import Backend, check_backend
 from bier.models.model import Model, Untrained, description_file, load
@@ -86,10 +87,6 @@ def root_text(part: Part) -> str | None:
     return files.name_text(part.root.resolve()) if isinstance(part.root, Path) else part.root
 
 
-def _step(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(step, done, total)
-
-
 # From images to vectors
 
 
@@ -118,7 +115,7 @@ class ImageSource:
         self.model: Model = load(run, device=distributed.device())
         check_backend(backend, self.model.device)
         self.backend: Backend = backend
-        size, reading = self.model.backbone.resize, _step(progress, "reading images")
+        size, reading = self.model.backbone.resize, progress and partial(progress, "reading images")
         self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading, shared=True)
         self._workers = workers
         self.part = part.select(self._prepared.kept)
@@ -140,7 +137,7 @@ class ImageSource:
     def raw(self, rows: Sequence[int], batch_size: int = 64, progress: Progress | None = None) -> Floats:
         """The raw embeddings (n, d) of some rows."""
         some = self._prepared.only(self._prepared.kept[list(rows)])
-        follow = _step(progress, "encoding images")
+        follow = progress and partial(progress, "encoding images")
         return self.model.embed_raw(some, batch_size, self._workers, follow, backend=self.backend)
 
     def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
@@ -390,7 +387,7 @@ def data_collection(
     if dataset.divided and not own:
         dataset = Dataset(dataset.name, {"test": dataset[ALL]}, dataset.ks)
     part = dataset["gallery" if dataset.protocol == "query-gallery" else "test"]
-    if not isinstance(part.images, tuple) and part.images.ndim == 2:
+    if part.width is not None:
         raise DataError(f"The data set '{settings.name}' has vectors and no pictures, so there is nothing to show.")
     part = replace(part, ids=None)  # by number: a table may have several rows for one file
 
@@ -462,9 +459,7 @@ def _picture_of(part: Part) -> PictureOf:
     row_of = {one: row for row, one in enumerate(range(len(part)) if part.ids is None else part.ids)}
 
     def picture(one: Id) -> tuple[Picture, Box | None]:
-        box = None if part.boxes is None else part.boxes[row_of[one]]
-        crop = None if box is None or np.isnan(box).all() else tuple(box.tolist())
-        return part.images[row_of[one]], crop
+        return part.images[row_of[one]], box_of(part.boxes, row_of[one])
 
     return picture
 
@@ -533,7 +528,7 @@ def _figures(
     **options: Any,
 ) -> dict[str, Any]:
     # Test-time vectors do as well as raw embeddings: the learners' parts are brought to length 1 and weighed again.
-    measuring = _step(progress, "measuring recall")
+    measuring = progress and partial(progress, "measuring recall")
     result = evaluate_ensemble(
         vectors, groups, labels, KS, weighting=weighting, ranking=False, progress=measuring, **options
     )

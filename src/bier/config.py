@@ -4,7 +4,6 @@ The settings are frozen pydantic models, which check types, choices and ranges. 
 in the words of a user (`_explained`), the nearest name for an unknown key, and dotted keys such as `train.steps`.
 """
 
-import difflib
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from bier import files
-from bier.errors import ConfigError
+from bier.errors import ConfigError, did_you_mean
 from bier.method import defaults
 
 RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
@@ -237,7 +236,22 @@ class TrainConfig(Section):
 
 
 class Config(Section):
-    """All settings of a run. Sections and keys are those of its config.toml."""
+    """All settings of a run. Sections and keys are those of its config.toml; `bier settings` lists them.
+
+    Args:
+        seed: fixes batches, augmentation and initial weights.
+        method: the name under which the other settings were chosen; `bier.resolve` chooses them by it.
+        data, model, loss, diversity, train: the sections, such as `TrainConfig(steps=500)`.
+
+    Raises:
+        ConfigError: a setting is unknown, of the wrong type, out of range or in conflict with another.
+
+    Example:
+        >>> import bier
+        >>> config = bier.Config().with_settings({"train.steps": 500, "model.groups": 4})
+        >>> config.train.steps, config.flat()["model.groups"]
+        (500, 4)
+    """
 
     seed: int = setting(0, "fixes batches, augmentation and initial weights", least=0)
     method: Text = setting("a-bier", "the name under which the settings below were chosen")
@@ -273,11 +287,6 @@ class Config(Section):
             top[name] = type(top[name])(**{**dict(top[name]), **values})
         return Config(**top)
 
-    @property
-    def sizes(self) -> int | tuple[int, ...]:
-        """`model.groups` as it was given."""
-        return self.model.groups
-
     def to_toml(self, records: Mapping[str, Mapping[str, Any]] | None = None) -> str:
         """As a file: every setting. With `records`, as the config.toml of a run, which has a checksum."""
         text = tomli_w.dumps({**self.model_dump(), **(records or {})})
@@ -303,10 +312,9 @@ class Config(Section):
             )
         flat: dict[str, Any] = {}
         for name, value in content.items():
-            if isinstance(value, dict) and name not in _NOT_SETTINGS:
-                flat |= {f"{name}.{key}": one for key, one in value.items()}
-            elif name not in _NOT_SETTINGS:
-                flat[name] = value
+            if name in _NOT_SETTINGS:
+                continue
+            flat |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
         return cls().with_settings(flat)
 
     def differing(self, other: "Config") -> list[str]:
@@ -439,5 +447,4 @@ def _check_loss(loss: LossConfig) -> None:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    return f"There is no setting '{key}'." + (f" Did you mean '{near[0]}'?" if near else "")
+    return f"There is no setting '{key}'.{did_you_mean(key, known, cutoff=0.5)}"

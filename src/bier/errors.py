@@ -1,5 +1,7 @@
 """The exceptions that a user can cause. The command line turns these, and only these, into one line."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 
@@ -53,3 +55,9 @@ def needs(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"This needs the package '{error.name}'. Install it with: pip install 'bier-ml[{extra}]'"
         ) from error
+
+
+def did_you_mean(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown name: " Did you mean 'NEAREST'?", or nothing if no name is close to it."""
+    near = get_close_matches(str(name), list(known), n=1, cutoff=cutoff)
+    return f" Did you mean '{near[0]}'?" if near else ""

@@ -3,7 +3,7 @@
 Every format of ours takes its checksum from here:
 
 - `with_checksum` and `check_record`: a JSON record that covers itself (model.json, the manifest of an index).
-- `pack` and `unpack`: a safetensors file whose metadata hold the checksum of all its tensors (embeddings, shards).
+- `write_tensors` and `read_tensors`: a safetensors file with the checksum of all it holds (embeddings, shards).
 - `write_checksums` and `check_files`: a folder of files with a `SHA256SUMS`, as the program sha256sum reads it.
 - `crc32`: the rows of caches (prepared images, maps of a frozen trunk).
 
@@ -19,7 +19,7 @@ import re
 import shutil
 import socket
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -129,39 +129,53 @@ def check_record(record: Mapping[str, Any], old: Collection[str]) -> None:
 
 
 class Blocks(NamedTuple):
-    """A tensor for `pack` that may be larger than memory: each call of `rows` gives its blocks from the start."""
+    """A tensor for `write_tensors` that may be larger than memory: its rows, block by block."""
 
     dtype: "np.dtype[Any]"
     shape: tuple[int, ...]
-    rows: "Callable[[], Iterator[NDArray[Any]]]"
+    rows: "Iterable[NDArray[Any]]"
 
 
-def pack(
-    tensors: "Mapping[str, NDArray[Any] | Blocks]", metadata: Mapping[str, str] | None = None
-) -> Iterator[bytes | memoryview]:
-    """A safetensors file, in pieces for `write`, with the checksum of all it holds under `sha256` in its metadata.
+def write_tensors(
+    path: Path, tensors: "Mapping[str, NDArray[Any] | Blocks]", metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file that holds the checksum of its tensors and metadata, under `sha256` in its metadata.
 
-    Written by hand because the library takes whole tensors in memory, copies them, and leaves metadata in random order;
-    here the same tensors always give the same bytes.
+    The library takes whole tensors in memory, copies them, and writes metadata in random order. Here each tensor is
+    read once, block by block, and the same tensors always give the same bytes.
     """
     known = dict(metadata or {})
-    header: dict[str, Any] = {"__metadata__": {**known, "sha256": _digest_of_tensors(tensors, known)}}
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # every tensor is aligned
-    start = 0
+    header, starts = _header(tensors, order, {**known, "sha256": "0" * _DIGITS})
+    digest = hashlib.sha256()
+    with file_aside(path) as aside, aside.open("wb") as file:
+        file.write(header)
+        for name in sorted(tensors):  # in the order of the checksum, which is not that of the file
+            file.seek(starts[name])
+            for piece in _pieces(name, tensors[name], digest):
+                file.write(piece)
+        digest.update(json.dumps(known, sort_keys=True).encode())
+        file.seek(0)
+        file.write(_header(tensors, order, {**known, "sha256": digest.hexdigest()})[0])
+
+
+def _header(
+    tensors: "Mapping[str, NDArray[Any] | Blocks]", order: Iterable[str], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The header of a safetensors file, and where each tensor starts in the file."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
     for name in order:
         dtype, shape = tensors[name].dtype, tensors[name].shape
-        stop = start + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": _dtype_name(dtype), "shape": list(shape), "data_offsets": [start, stop]}
-        start = stop
+        start, end = end, end + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _dtype_name(dtype), "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for name in order:
-        yield from _content(tensors[name])
+    starts = {name: 8 + len(text) + header[name]["data_offsets"][0] for name in tensors}
+    return len(text).to_bytes(8, "little") + text, starts
 
 
-def unpack(
+def read_tensors(
     path: Path, wanted: Collection[str] | None = None, optional: Collection[str] = (), mmap: bool = False
 ) -> "tuple[dict[str, NDArray[Any]], dict[str, str]]":
     """(tensors, metadata) of a safetensors file; ValueError where it is damaged.
@@ -184,7 +198,8 @@ def unpack(
             if not kept and expected is None:
                 continue
             tensor = _mapped(path, *layout[name])
-            _update(digest, name, tensor)
+            for _ in _pieces(name, tensor, digest):
+                pass  # for the checksum alone
             if kept:
                 tensors[name] = tensor if mmap else np.array(tensor)
             del tensor  # before the next one is mapped: each may take most of the address space
@@ -251,26 +266,15 @@ def _mapped(path: Path, dtype: str, shape: tuple[int, ...], offset: int) -> "NDA
     return np.memmap(path, dtype, "c", offset, shape).view(np.ndarray)
 
 
-def _digest_of_tensors(tensors: "Mapping[str, NDArray[Any] | Blocks]", metadata: Mapping[str, str]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        _update(digest, name, tensors[name])
-    digest.update(json.dumps(dict(metadata), sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def _update(digest: Any, name: str, tensor: "NDArray[Any] | Blocks") -> None:
-    digest.update(f"{name} {tensor.dtype.str} {tensor.shape}\n".encode())
-    for piece in _content(tensor):
-        digest.update(piece)
-
-
-def _content(tensor: "NDArray[Any] | Blocks") -> Iterator[memoryview]:
-    """The bytes of a tensor, in order."""
+def _pieces(name: str, tensor: "NDArray[Any] | Blocks", digest: Any) -> Iterator[memoryview]:
+    """The bytes of a tensor in order, each added to the digest of the file, which also covers name, type and shape."""
     import numpy as np
 
-    for block in tensor.rows() if isinstance(tensor, Blocks) else (tensor,):
-        yield np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+    digest.update(f"{name} {tensor.dtype.str} {tensor.shape}\n".encode())
+    for block in tensor.rows if isinstance(tensor, Blocks) else (tensor,):
+        piece = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+        digest.update(piece)
+        yield piece
 
 
 def write_checksums(folder: Path) -> None:
@@ -349,10 +353,10 @@ def reason(error: OSError) -> str:
     return "the disk is full" if error.errno in _FULL else error.strerror or str(error) or type(error).__name__
 
 
-def write(path: Path, *content: bytes | memoryview) -> None:
-    """The whole file, given in one or more pieces, in place of one that is there."""
-    with file_aside(path) as aside, aside.open("wb") as file:
-        file.writelines(content)
+def write(path: Path, content: bytes) -> None:
+    """Write a whole file, in place of one that is there."""
+    with file_aside(path) as aside:
+        aside.write_bytes(content)
 
 
 @contextmanager

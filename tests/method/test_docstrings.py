@@ -1,7 +1,8 @@
-"""The examples in the docstrings run as they stand, and every public class of the method has one."""
+"""The examples in the docstrings run as they stand, and every public name has one, with its arguments and errors."""
 
 import doctest
 import importlib
+import inspect
 from pathlib import Path
 
 import pytest
@@ -9,34 +10,23 @@ import torch
 
 import bier
 
-MODULES = sorted(
-    f"bier.method.{path.stem}" for path in (Path(bier.__file__).parent / "method").glob("*.py") if path.stem[0] != "_"
-)
+METHOD = {f"bier.method.{path.stem}" for path in (Path(bier.__file__).parent / "method").glob("[!_]*.py")}
 
 
-@pytest.mark.parametrize("name", [*MODULES, "bier.models.model"])
-def test_examples_run(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(METHOD | set(bier._HOME.values())))
+def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     torch.manual_seed(0)
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ActivationLoss",
-        "AdversarialLoss",
-        "BinomialDeviance",
-        "BoostedClassifier",
-        "BoostedLoss",
-        "Contrastive",
-        "EmbeddingEnsemble",
-        "Model",
-        "Triplet",
-        "boosting_rates",
-        "group_sizes",
-        "initialise",
-    ],
-)
-def test_there_is_an_example(name: str) -> None:
-    assert ">>> " in (getattr(bier, name).__doc__ or "")
+@pytest.mark.parametrize("name", sorted(set(bier.__all__) - {"BierError"}))
+def test_arguments_results_errors_and_an_example_are_described(name: str) -> None:
+    thing = getattr(bier, name)
+    described = inspect.getdoc(thing) or ""
+    if name == "Index":  # which is made by a method
+        described += inspect.getdoc(thing.build) or ""
+    sections = ["Args:", "Raises:", "Example:", *(["Returns:"] if name != "Config" else [])]
+    assert [section for section in sections if f"\n{section}\n" not in described] == []
+    assert ">>> " in described

@@ -118,7 +118,7 @@ def test_a_solved_start_has_rows_of_length_1(features_file: Path, tmp_path: Path
     setup = build(chosen, tmp_path, watch.prepare)
     drawn = setup.objective.ensemble.weight.detach().clone()
     assert row_norm_deviation(drawn) > 1e-3
-    solve_start(chosen, setup, watch.prepare)
+    solve_start(setup, watch.prepare)
     assert row_norm_deviation(setup.objective.ensemble.weight) <= 1e-3
     assert watch.prepared == {"features for the start", "solving for W"}
 

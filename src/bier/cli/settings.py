@@ -1,6 +1,5 @@
 """`bier settings`: every setting with its default, the values it takes and what it means."""
 
-import difflib
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bier.cli.terminal import Json, emit
-from bier.errors import ConfigError
+from bier.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from bier.config import Described
@@ -49,8 +48,7 @@ def settings(
     chosen = [key for key in known if section is None or key == section or key.startswith(f"{section}.")]
     if not chosen:
         sections = dict.fromkeys(key.partition(".")[0] for key in known if "." in key)
-        near = difflib.get_close_matches(str(section), [*sections, *known], n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(section, [*sections, *known])
         raise ConfigError(f"The section must be one of {', '.join(sections)}. Got '{section}' instead.{hint}")
     if data is not None:
         check_name(data)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bier.data.part import Dataset, Part
+from bier.data.part import Dataset, Part, Protocol
 from bier.data.sources import list_images
 from bier.errors import DataError, needs
 
@@ -89,6 +89,9 @@ def whole(text: str, path: Path, what: str) -> int:
         raise DataError(f"{path}: the {what} must be a whole number. Got '{text}' instead.") from None
 
 
+Record = tuple[Path, str, tuple[float, ...]]  # an image, the name of its class and its box
+
+
 def part(images: Sequence[Path], names: Sequence[str], boxes: Sequence[Sequence[float]] | None = None) -> Part:
     """A part whose classes are the distinct names in their order of appearance."""
     numbers: dict[str, int] = {}
@@ -97,12 +100,20 @@ def part(images: Sequence[Path], names: Sequence[str], boxes: Sequence[Sequence[
     return Part(tuple(images), np.array(labels, dtype=np.int64), tuple(numbers), cut)
 
 
-def official(name: str, parts: Mapping[str, Part], ks: tuple[int, ...], **more: object) -> Dataset:
-    """A data set whose test images are queries and gallery at once; neither part may be empty."""
+def part_of(records: Sequence[Record], cropped: bool) -> Part:
+    """The part of these records, cropped to their boxes or not."""
+    boxes = [box for _, _, box in records] if cropped else None
+    return part([path for path, _, _ in records], [name for _, name, _ in records], boxes)
+
+
+def official(
+    name: str, parts: Mapping[str, Part], ks: tuple[int, ...], protocol: Protocol = "self", **more: object
+) -> Dataset:
+    """A data set as its authors divide it; no part may be empty."""
     for which, some in parts.items():
         if not len(some):
             raise DataError(f"The data set '{name}' must have images in its part '{which}'. Its lists name none.")
-    return Dataset(name, parts, ks, "self", {"kind": "official", **more})
+    return Dataset(name, parts, ks, protocol, {"kind": "official", **more})
 
 
 CUB_LAYOUT = Layout(
@@ -124,17 +135,14 @@ def _read_cub(root: Path, cropped: bool) -> Dataset:
     class_of = dict(rows(labels, 2))
     name_of = dict(rows(classes, 2))
     box_of = {key: _box(corners, boxes) for key, *corners in rows(boxes, 5)}
-    found: dict[str, list[tuple[Path, str, tuple[float, ...]]]] = {"train": [], "test": []}
+    found: dict[str, list[Record]] = {"train": [], "test": []}
     for key, path in rows(listing, 2):
         if key not in class_of or class_of[key] not in name_of or key not in box_of:
             raise DataError(f"{listing}: image {key} must be in {labels.name}, {classes.name} and {boxes.name}.")
         number = whole(class_of[key], labels, "class")
         record = (home / "images" / path, name_of[class_of[key]], box_of[key])
         found["train" if number <= LAST_TRAINING_CLASS else "test"].append(record)
-    parts = {
-        which: part([r[0] for r in some], [r[1] for r in some], [r[2] for r in some] if cropped else None)
-        for which, some in found.items()
-    }
+    parts = {which: part_of(records, cropped) for which, records in found.items()}
     return official("cub-cropped" if cropped else "cub", parts, CUB_KS)
 
 
@@ -160,7 +168,6 @@ CARS_EXPECTED = {"train": {"images": 8054, "classes": 98}, "test": {"images": 81
 CARS_KS = (1, 2, 4, 8, 16, 32)
 TRAINING_CLASSES = 98
 ANNOTATIONS = ("cars_annos.mat", "devkit/cars_annos.mat")
-Record = tuple[Path, str, tuple[float, ...]]
 
 
 def _read_cars(root: Path, cropped: bool) -> Dataset:
@@ -174,10 +181,7 @@ def _read_cars(root: Path, cropped: bool) -> Dataset:
         )
     else:
         train, test = _from_folders(home)
-    parts = {
-        which: part([r[0] for r in some], [r[1] for r in some], [r[2] for r in some] if cropped else None)
-        for which, some in (("train", train), ("test", test))
-    }
+    parts = {"train": part_of(train, cropped), "test": part_of(test, cropped)}
     return official("cars-cropped" if cropped else "cars", parts, CARS_KS)
 
 
@@ -265,21 +269,19 @@ def _read_inshop(root: Path, _: str) -> Dataset:
     home, listing = INSHOP_LAYOUT.locate(root, *LISTS)
     images = home / "Img" if (home / "Img" / "img").is_dir() else home
     INSHOP_LAYOUT.need(images / "img")
-    found: dict[str, list[tuple[Path, str]]] = {"train": [], "query": [], "gallery": []}
+    found: dict[str, list[Record]] = {"train": [], "query": [], "gallery": []}
     for path, item, which in rows(listing, 3, skip=2):
         if which not in found:
             raise DataError(f"{listing}: the status of {path} must be train, query or gallery. Got '{which}' instead.")
-        found[which].append((images / path, item))
-    shown = found["query"] + found["gallery"]
-    test = part([path for path, _ in shown], [item for _, item in shown])
-    asked = np.arange(len(test)) < len(found["query"])
-    parts: dict[str, Part] = {
-        "train": part([path for path, _ in found["train"]], [item for _, item in found["train"]]),
-        "query": test.select(asked),
-        "gallery": test.select(~asked),
+        found[which].append((images / path, item, ()))
+    test = part_of(found["query"] + found["gallery"], cropped=False)  # the two share their class numbers
+    is_query = np.arange(len(test)) < len(found["query"])
+    parts = {
+        "train": part_of(found["train"], cropped=False),
+        "query": test.select(is_query),
+        "gallery": test.select(~is_query),
     }
-    checked = official("inshop", parts, INSHOP_KS)
-    return Dataset(checked.name, parts, INSHOP_KS, "query-gallery", checked.split)
+    return official("inshop", parts, INSHOP_KS, "query-gallery")
 
 
 INSHOP = Benchmark(_read_inshop, {"": INSHOP_EXPECTED})
@@ -307,8 +309,7 @@ def _read_vehicleid(root: Path, size: str) -> Dataset:
     VEHICLEID_LAYOUT.need(home / "image")
     test = f"test_list_{VEHICLES[size]}.txt"
     parts = {"train": _part_vehicleid(home, "train_list.txt"), "test": _part_vehicleid(home, test)}
-    checked = official("vehicleid", parts, VEHICLEID_KS, size=size)
-    return Dataset(checked.name, parts, VEHICLEID_KS, "repeated-gallery", checked.split)
+    return official("vehicleid", parts, VEHICLEID_KS, "repeated-gallery", size=size)
 
 
 def _part_vehicleid(home: Path, name: str) -> Part:

@@ -82,6 +82,11 @@ class Part:
         return len(self.images)
 
     @property
+    def width(self) -> int | None:
+        """The size h of pre-computed features (N, h); None for pictures."""
+        return self.images.shape[1] if isinstance(self.images, np.ndarray) and self.images.ndim == 2 else None
+
+    @property
     def present(self) -> int:
         """How many classes have at least one image here."""
         return len(np.unique(self.labels[self.labels >= 0]))
@@ -148,16 +153,21 @@ def joined(parts: Sequence[Part]) -> Part:
     classes = tuple(sorted({name for part in parts for name in part.classes}))
     number = {name: index for index, name in enumerate(classes)}
     labels = [np.array([number[part.classes[label]] for label in part.labels], np.int64) for part in parts]
+    images, boxes = concatenated(parts)
+    return Part(images, np.concatenate(labels), classes, boxes).only_present()
+
+
+def concatenated(parts: Sequence[Part]) -> tuple[Images, NDArray[np.float32] | None]:
+    """The images of several parts and their boxes, where any of them has boxes."""
     images: Images
     if all(isinstance(part.images, tuple) for part in parts):
         images = tuple(image for part in parts for image in part.images)
     else:
         images = np.concatenate([np.asarray(part.images) for part in parts])
-    boxes = None
-    if any(part.boxes is not None for part in parts):  # NaN: the whole image
-        whole = [np.full((len(part), 4), np.nan, np.float32) if part.boxes is None else part.boxes for part in parts]
-        boxes = np.concatenate(whole)
-    return Part(images, np.concatenate(labels), classes, boxes).only_present()
+    if all(part.boxes is None for part in parts):
+        return images, None
+    whole = [np.full((len(part), 4), np.nan, np.float32) if part.boxes is None else part.boxes for part in parts]
+    return images, np.concatenate(whole)  # NaN: the whole image
 
 
 NAMES_WRITTEN_OUT = 200  # a part with more classes is described by a digest of their names

@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from bier.data.part import Part
 from bier.errors import ConfigError, DataError
 from bier.files import name_text
+from bier.images.decode import box_of
 from bier.images.transforms import read_prepared
 
 TILE, GAP, MARGIN, NAMES, TITLE = 112, 6, 16, 176, 44  # pixels
@@ -31,7 +32,7 @@ def contact_sheet(part: Part, title: str, classes: int = 12, images: int = 8) ->
 
     A class with fewer images than columns leaves the rest of its row empty. Broken images are a DataError.
     """
-    if not isinstance(part.images, tuple) and part.images.ndim != 4:
+    if part.width is not None:
         raise DataError("A contact sheet needs images. These are vectors that were computed before.")
     if classes < 1 or images < 1:
         raise ConfigError(
@@ -73,8 +74,7 @@ def _evenly(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
 
 
 def _tile(part: Part, index: int) -> NDArray[np.uint8]:
-    box = None if part.boxes is None or np.isnan(part.boxes[index]).any() else part.boxes[index].tolist()
-    return read_prepared(part.images[index], TILE, None if box is None else (box[0], box[1], box[2], box[3]))
+    return read_prepared(part.images[index], TILE, box_of(part.boxes, index))
 
 
 def _font(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:

@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bier.files import printable
 from bier.images import ImageDataset, default_workers, open_image
 from bier.images.copies import COPY, SIDE, likeness, thumbnail
 from bier.images.dataset import run_in_threads
+from bier.images.decode import box_of
 from bier.models.model import Model
 
 TINY_SIDE = 32  # pixels of the longer side; smaller images are reported
@@ -172,31 +174,29 @@ def audit_dataset(
     if not len(kept):
         raise DataError(f"At least one of the {len(part):,} images must be readable. Found none.")
     images = ImageDataset(kept.images, model.backbone.resize, kept.boxes, cache, workers=workers)
-    encoding = None if progress is None else lambda done, total: progress("encoding images", done, total)
+    encoding = progress and partial(progress, "encoding images")
     vectors = model.encode(images, workers=workers, progress=encoding)
     return Audit(part, split, audit(vectors, part, split, inspection, progress))
 
 
 def inspect_images(part: Part, workers: int | None = None, progress: Progress | None = None) -> Inspection:
     """Read every image of a part once."""
-    if not isinstance(part.images, tuple) and part.images.ndim != 4:
+    if part.width is not None:
         raise DataError("An audit needs images. These are vectors that were computed before.")
     count = len(part)
     digests, reasons = [""] * count, [""] * count
     longest, thumbnails = np.zeros(count, np.int64), np.zeros((count, SIDE, SIDE), np.uint8)
 
     def read(row: int) -> None:
-        image, box = part.images[row], None if part.boxes is None else part.boxes[row]
-        whole = box is None or bool(np.isnan(box).all())
+        image, box = part.images[row], box_of(part.boxes, row)
         try:
             data = files.read_url(image) if isinstance(image, str) else image
             content = files.checksum(data if isinstance(data, Path | bytes) else data.tobytes())
-            crop = None if box is None or whole else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
-            opened = open_image(image, at_least=2 * SIDE, box=crop)
+            opened = open_image(image, at_least=2 * SIDE, box=box)
         except (DataError, OSError) as error:
             reasons[row] = str(error)
             return
-        digests[row] = f"{content} {crop or ''}"
+        digests[row] = f"{content} {box or ''}"
         longest[row], thumbnails[row] = max(opened.size), thumbnail(opened)
 
     chosen = default_workers() if workers is None else workers

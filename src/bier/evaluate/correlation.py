@@ -14,9 +14,21 @@ ROWS = 4096  # rows held in float64 at once
 
 
 def feature_correlation(z: Vectors) -> float:
-    """Return the mean absolute Pearson correlation between distinct dimensions of the raw embedding (N, d).
+    """The mean absolute Pearson correlation between distinct dimensions of the embedding.
 
-    A dimension that never changes correlates with nothing: it counts as 0. So does the mean over no pair (d = 1).
+    Args:
+        z: raw embeddings (N, d), N at least 2.
+
+    Returns:
+        A number from 0 to 1. A dimension that never changes counts as uncorrelated, and d = 1 gives 0.
+
+    Raises:
+        DataError: `z` is not a finite matrix of at least two rows.
+
+    Example:
+        >>> import bier, numpy as np
+        >>> bier.feature_correlation(np.array([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]))
+        1.0
     """
     matrix = feature_correlation_matrix(z)
     size = len(matrix)
@@ -37,14 +49,32 @@ def feature_correlation_matrix(z: Vectors) -> NDArray[np.float64]:
 
 
 def classifier_correlation(z: Vectors, groups: Sequence[int]) -> float | None:
-    """Return the mean Pearson correlation between the learners' cosine scores over all pairs of distinct images.
+    """The mean Pearson correlation between the learners' cosine scores over all pairs of distinct images.
 
-    None for a single learner, which has nothing to correlate with.
+    Args:
+        z: raw embeddings (N, d), N at least 2.
+        groups: the size of each learner, summing to d.
+
+    Returns:
+        A number from -1 to 1; None for a single learner.
+
+    Raises:
+        DataError: `z` is not a finite matrix of at least two rows, or the groups do not sum to d.
+
+    Example:
+        >>> import bier, numpy as np
+        >>> z = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> round(bier.classifier_correlation(np.hstack([z, z]), (2, 2)), 6)
+        1.0
     """
-    matrix = learner_correlation_matrix(z, groups)
-    if len(matrix) == 1:
+    return mean_off_diagonal(learner_correlation_matrix(z, groups))
+
+
+def mean_off_diagonal(correlation: NDArray[np.float64]) -> float | None:
+    """The mean over pairs of learners; None for one learner."""
+    if len(correlation) == 1:
         return None
-    return float(matrix[np.triu_indices(len(matrix), 1)].mean())
+    return float(correlation[np.triu_indices(len(correlation), 1)].mean())
 
 
 def learner_correlation_matrix(z: Vectors, groups: Sequence[int]) -> NDArray[np.float64]:

@@ -187,7 +187,7 @@ def find_same(
 
     def embedded(part: Part) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         names = np.array(part.classes)[part.labels]
-        if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
+        if part.width is not None:
             return model.embed_raw(part.images), names
         source = ImageDataset(part.images, model.backbone.resize, part.boxes, None, skip_broken, workers)
         return model.embed_raw(source), names[source.kept]
@@ -224,8 +224,7 @@ def assess_untrained(
     if not (run / "config.toml").is_file():
         return None
     config = Config.from_toml(run / "config.toml")
-    images = next(iter(dataset.parts.values())).images
-    width = images.shape[1] if isinstance(images, np.ndarray) and images.ndim == 2 else None
+    width = next(iter(dataset.parts.values())).width
     model = starting_point(config.model, width, config.train.precision)
     if model is None or (width is not None) != (config.model.backbone == "features"):
         return None
@@ -248,7 +247,7 @@ def assess_classifier(
     if not file.is_file():
         raise ModelError(f"{run} was not trained to classify: it has no {file.name}.")
     try:
-        weights = {name: torch.from_numpy(value) for name, value in files.unpack(file)[0].items()}
+        weights = {name: torch.from_numpy(value) for name, value in files.read_tensors(file)[0].items()}
         classifier = BoostedClassifier(model.groups, len(weights["heads.0.bias"]))
         classifier.load_state_dict(weights)
     except (ValueError, KeyError, RuntimeError) as error:
@@ -285,7 +284,7 @@ class _Reader:
 
     def read(self, dataset: Dataset, name: str) -> _Embedded:
         part = dataset[name]
-        if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
+        if part.width is not None:
             return _Embedded(self.model.embed_raw(part.images, progress=self.progress), part.labels, None)
         source = ImageDataset(
             part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers, shared=True
@@ -311,13 +310,13 @@ class _Reader:
         """The embeddings in a file of this model and these images, which is written where there is none."""
         file = folder / f"{self._digest(source)}.safetensors"
         try:
-            z: NDArray[np.float32] = files.unpack(file, ["z"])[0]["z"]
+            z: NDArray[np.float32] = files.read_tensors(file, ["z"])[0]["z"]
             return z
         except (OSError, ValueError):
             z = self.model.embed_raw(source, progress=self.progress)
         with suppress(OSError):  # somebody else's run, or a full disk: the next evaluation computes them again
             folder.mkdir(exist_ok=True)
-            files.write(file, *files.pack({"z": z}))
+            files.write_tensors(file, {"z": z})
         return z
 
     def _digest(self, source: ImageDataset) -> str:

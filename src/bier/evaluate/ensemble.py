@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bier.errors import ConfigError
-from bier.evaluate.correlation import feature_correlation, learner_correlation_matrix
+from bier.evaluate.correlation import feature_correlation, learner_correlation_matrix, mean_off_diagonal
 from bier.evaluate.counting import Progress, count_ahead
 from bier.evaluate.recall import (
     NO_POSITIVE,
@@ -81,9 +81,8 @@ class EnsembleResult:
 
     @property
     def classifier_correlation(self) -> float | None:
-        """The mean over pairs of learners; None for one learner alone."""
-        above = np.triu_indices(len(self.groups), 1)
-        return float(self.learner_correlation[above].mean()) if len(self.groups) > 1 else None
+        """The mean over pairs of learners; None for one learner."""
+        return mean_off_diagonal(self.learner_correlation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `json.dump` takes."""

@@ -135,16 +135,34 @@ def recall_at_k(
     gallery: Vectors | None = None,
     gallery_labels: Labels | None = None,
 ) -> dict[int, float]:
-    """Return {K: Recall@K in percent}, exactly, for every K in one pass and in bounded memory.
+    """Recall@K: the share of queries with an image of their class among the K nearest, for every K in one pass.
 
-    `vectors` (N, d) are compared by dot product, which is the similarity of the test-time vector. Without `gallery`
-    every other vector of the set is the gallery. Corner cases:
+    The result is exact, and memory does not grow with the square of N. Corner cases:
 
     - A query never retrieves itself; it is left out by its index, so its duplicates do count.
     - Ties count against the query: a negative with exactly the best positive's score is ranked before it.
     - A query without a positive in the gallery is a miss at every K (`ranks` marks such queries with -1).
     - A zero vector scores 0 with everything. K may exceed the size of the gallery.
     - Vectors of any length do: very long or short ones are scaled by one factor for all, which changes no rank.
+
+    Args:
+        vectors: the queries (N, d), compared by dot product, which is the similarity of two test-time vectors.
+        labels: the class of each query, integers or strings.
+        ks: the values of K.
+        gallery: the vectors (G, d) that are searched; by default the queries, each among the others.
+        gallery_labels: their classes.
+
+    Returns:
+        {K: percent}.
+
+    Raises:
+        DataError: shapes do not fit, or vectors are not finite.
+
+    Example:
+        >>> import bier, numpy as np
+        >>> vectors = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+        >>> bier.recall_at_k(vectors, ["gull", "gull", "swan", "swan"], [1, 2])
+        {1: 50.0, 2: 100.0}
     """
     return recall_from_ranks(ranks(vectors, labels, gallery, gallery_labels), ks)
 

@@ -19,7 +19,7 @@ from bier import distributed
 from bier.errors import BierError, ConfigError, DataError
 from bier.files import printable
 from bier.images.cache import PixelCache
-from bier.images.decode import Box, Source
+from bier.images.decode import Source, box_of
 from bier.images.transforms import augment as augmented
 from bier.images.transforms import check_augmentation, read_prepared
 
@@ -33,10 +33,14 @@ _FEW = 64  # up to so many images, starting worker processes takes longer than t
 _CHUNK = 32  # images in a batch while files are checked or the cache is built
 
 
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_workers() -> int:
     """One process for each core that this process may use, four at most."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 4)
+    return min(usable_cores(), 4)
 
 
 def check_workers(workers: int | None) -> int | None:
@@ -145,7 +149,7 @@ class ImageDataset(Dataset[Any]):
         if self._cache is not None and (row := self._cache.row(index)) is not None:
             return row
         image = self.images[index]
-        box = self._box(index)
+        box = box_of(self.boxes, index)
         square = (self.size, self.size, 3)
         if isinstance(image, np.ndarray) and image.shape == square and image.dtype == np.uint8 and box is None:
             return image
@@ -189,12 +193,6 @@ class ImageDataset(Dataset[Any]):
             raise DataError(
                 f"The labels of images must be one number per image, {len(self)}. Got {self.labels.shape} instead."
             )
-
-    def _box(self, index: int) -> Box | None:
-        if self.boxes is None or np.isnan(self.boxes[index]).all():
-            return None
-        x1, y1, x2, y2 = (float(value) for value in self.boxes[index])
-        return x1, y1, x2, y2
 
     def _note_broken(self, index: int, reason: str) -> None:
         image = self.images[index]

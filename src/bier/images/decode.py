@@ -91,6 +91,14 @@ def open_image(
         raise DataError(f"Cannot read {_name(source)}: {_reason(error)}.") from error
 
 
+def box_of(boxes: NDArray[np.float32] | None, row: int) -> Box | None:
+    """The box in a row of boxes (N, 4); None for the whole picture: where there are no boxes, or the row is NaN."""
+    if boxes is None or np.isnan(boxes[row]).all():
+        return None
+    x1, y1, x2, y2 = boxes[row].tolist()
+    return x1, y1, x2, y2
+
+
 class _BadBoxError(Exception):
     """A box without a pixel in common with its picture."""
 

@@ -30,11 +30,11 @@ class _DiversityLoss(nn.Module):
     def __init__(
         self,
         groups: Sequence[int],
-        lambda_w: float,
-        reduction: Reduction,
-        through_backbone: bool,
-        scale_features: bool,
-        gather_distributed: bool,
+        lambda_w: float = defaults.LAMBDA_W,
+        reduction: Reduction = defaults.REDUCTION,
+        through_backbone: bool = defaults.THROUGH_BACKBONE,
+        scale_features: bool = defaults.SCALE_FEATURES,
+        gather_distributed: bool = False,
     ) -> None:
         super().__init__()
         if reduction not in get_args(Reduction):
@@ -148,17 +148,6 @@ class ActivationLoss(_DiversityLoss):
         >>> bool((ensemble.weight.norm(dim=1) - 1).abs().max() < 1e-6)
         True
     """
-
-    def __init__(
-        self,
-        groups: Sequence[int],
-        lambda_w: float = defaults.LAMBDA_W,
-        reduction: Reduction = defaults.REDUCTION,
-        through_backbone: bool = defaults.THROUGH_BACKBONE,
-        scale_features: bool = defaults.SCALE_FEATURES,
-        gather_distributed: bool = False,
-    ) -> None:
-        super().__init__(groups, lambda_w, reduction, through_backbone, scale_features, gather_distributed)
 
     def parts(self, ensemble: EmbeddingEnsemble, features: Tensor) -> DiversityParts:
         parts = self._embed(ensemble, features)

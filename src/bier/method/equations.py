@@ -46,7 +46,14 @@ def unit_rows(f: Tensor) -> Tensor:
 def boosting_rates(learners: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Eq. (5), Section 3.1. eta_m = 2/(m+1) and alpha_m = eta_m prod_{n>m} (1-eta_n), for m = 1..M.
 
-    The alphas sum to 1.
+    Args:
+        learners: M, the number of learners.
+
+    Returns:
+        (eta, alpha), two tuples of length M: the rates of boosting, and the weights of the learners, which sum to 1.
+
+    Raises:
+        ConfigError: `learners` is not a whole number of at least 1.
 
     Example:
         >>> import bier
@@ -79,6 +86,16 @@ def group_sizes(dimensions: int, groups: int) -> tuple[int, ...]:
     The paper's list where it has one, else proportional to alpha and at least 1 each: what rounding down leaves goes
     to the groups with the largest remainders, later ones first. The paper's list for 512 dimensions in 4 groups,
     52-102-152-204, sums to 510 and is not used.
+
+    Args:
+        dimensions: d, the size of the embedding.
+        groups: M, the number of learners.
+
+    Returns:
+        The size of each learner, smallest first.
+
+    Raises:
+        ConfigError: a number is not whole or below 1, or there are more groups than dimensions.
 
     Example:
         >>> import bier

@@ -8,7 +8,6 @@ The library is an optional extra, `peers`, and is imported where a loss or a min
 """
 
 import copy
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from bier.errors import ConfigError, needs
+from bier.errors import ConfigError, did_you_mean, needs
 from bier.method import equations
 
 Way: TypeAlias = Literal["pairs", "matrix", "proxies"]
@@ -330,8 +329,7 @@ def _class(module: ModuleType, name: Any, key: str, ending: str) -> Any:
     known = sorted(one for one, value in vars(module).items() if inspect.isclass(value) and one.endswith(ending))
     if isinstance(name, str) and name in known + list(NOT_BOOSTED):
         return getattr(module, name)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else f" It has {', '.join(known)}."
+    hint = did_you_mean(name, known) or f" It has {', '.join(known)}."
     raise ConfigError(
         f"The setting '{key}' must name a class of {module.__name__.replace('_', '-', 2)}. Got {name!r} instead.{hint}"
     )

@@ -42,6 +42,13 @@ class BinomialDeviance(_Checked):
         beta2: b2, the threshold.
         cost: cost of negative pairs.
 
+    Returns:
+        The loss of each pair, from its similarity (any shape) and whether its images are of the same class (bool, of
+        the same shape). `BoostedLoss` weights and averages them.
+
+    Raises:
+        ConfigError: a parameter is not finite.
+
     Example:
         >>> import bier, torch
         >>> bier.BinomialDeviance()(torch.tensor([0.5, 0.5]), torch.tensor([True, False]))
@@ -75,6 +82,15 @@ class BinomialDeviance(_Checked):
 class Contrastive(_Checked):
     """Eq. (3), Section 3: (1-y) max(0, s-m) + y (s-1)^2 with the margin m.
 
+    Args:
+        margin: m; negative pairs below it have no loss.
+
+    Returns:
+        The loss of each pair, as `BinomialDeviance`.
+
+    Raises:
+        ConfigError: the margin is not finite.
+
     Example:
         >>> import bier, torch
         >>> bier.Contrastive()(torch.tensor([0.5, 0.75]), torch.tensor([True, False]))
@@ -95,6 +111,15 @@ class Contrastive(_Checked):
 @dataclass(frozen=True)
 class Triplet(_Checked):
     """Eq. (4), Section 3: max(0, s- - s+ + m) with the margin m.
+
+    Args:
+        margin: m, by which the positive pair must be more similar than the negative one.
+
+    Returns:
+        The loss of each triplet, from the similarity of its positive and of its negative pair (of the same shape).
+
+    Raises:
+        ConfigError: the margin is not finite.
 
     Example:
         >>> import bier, torch

@@ -176,13 +176,14 @@ class Backbone(nn.Module):
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
         frozen_norm: bool = True,
+        pool: str = "",
     ) -> None:
         super().__init__()
         self.name = name
         self.features = features
         self.crop = crop
         self.resize = resize
-        self.pool = ""  # how features are pooled, where that is not the network's own way
+        self.pool = pool  # how features are pooled, where that is not the network's own way
         self.folded = False  # whether batch norm has been folded into the convolutions
         self.scale: nn.Module = Scale(mean, std) if crop else nn.Identity()
         self.body = Stages(stages, frozen_norm=frozen_norm)
@@ -196,7 +197,7 @@ class Backbone(nn.Module):
         features: Tensor = self.body(self.scale(pixels))
         return features
 
-    def look_at(self, crop: int) -> None:
+    def set_input_size(self, crop: int) -> None:
         """Take pictures of another side; the prepared square keeps its proportion to the crop."""
         if crop == self.crop:
             return

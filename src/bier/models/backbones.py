@@ -70,8 +70,6 @@ def identity(features: int) -> Backbone:
     return Backbone("features", {}, features=features, crop=0, resize=0)
 
 
-__all__ = ["NAMES", "Backbone", "build_backbone"]
-
 LITE = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 # Those that timm does not have; every model of timm is a name too.
 NAMES = ("conv4", *LITE, GOOGLENET, "cifar10-quick", "cifar10-quick-wider", "features")
@@ -94,31 +92,27 @@ def build_backbone(
 ) -> Backbone:
     """The backbone called `name`, with pretrained weights where it has any.
 
-    `weights` is a file to read instead: safetensors for models of timm and EfficientNet-Lite, a Caffe model or its
-    `.npy` dump for `googlenet-bvlc`. `conv4` and the
-    CIFAR-10 networks start from scratch and ignore `pretrained`. `features` (the identity) needs its width.
-    `resolution` is the side of the pictures that the network sees, 0 for its own. `pool`, for models of timm: how maps
-    or tokens become one feature vector, such as `token` (the class token) or `avg`; empty for the network's own way.
+    Args:
+        name: one of `NAMES`, or a model of timm.
+        pretrained: load the weights that belong to the name. `conv4` and the CIFAR-10 networks have none.
+        weights: a file to read instead: safetensors for models of timm and EfficientNet-Lite, a Caffe model or its
+            `.npy` dump for `googlenet-bvlc`.
+        features: the width of the identity called `features`, which needs it.
+        resolution: the side of the pictures that the network sees; 0 for its own.
+        pool: for models of timm, how maps or tokens become one feature vector, such as `token` (the class token) or
+            `avg`; empty for the network's own way.
     """
     if pool and (name in FROM_SCRATCH or name in ("features", GOOGLENET)):
         raise ModelError(f"The features of backbone {name!r} are pooled in one way only. Got {pool!r}.")
-    backbone = _build(name, pretrained, weights, features, resolution, pool)
+    backbone = _named(name, pretrained, weights, features, resolution, pool)
     if resolution:
-        backbone.look_at(resolution)
+        backbone.set_input_size(resolution)
     return backbone
 
 
 def empty_backbone(name: str, features: int, resolution: int, pool: str) -> Backbone:
     """The backbone called `name` without its weights, for those of a model file; nothing is computed with it yet."""
-    return _build(name, False, None, features, resolution, pool)
-
-
-def _build(
-    name: str, pretrained: bool, weights: Path | None, features: int | None, resolution: int, pool: str
-) -> Backbone:
-    backbone = _named(name, pretrained, weights, features, resolution, pool)
-    backbone.pool = pool
-    return backbone
+    return _named(name, False, None, features, resolution, pool)
 
 
 def _named(

@@ -377,15 +377,31 @@ def local_folder(path: str | Path) -> Path:
 
 
 def load(path: str | Path | Untrained, precision: str | None = None, device: str | torch.device | None = None) -> Model:
-    """The model in a run folder or a model folder, on this process's GPU where there is one. No code from it is run.
+    """Load a model that `Model.save` or `bier.train` has written. No code from its folder is run.
 
-    In place of a folder, `hf:owner/name` is a model of the Hugging Face Hub (`hf:owner/name@revision` a version of it),
-    and `Untrained(NAME)` gives `pretrained(NAME)`.
+    Args:
+        path: a model folder, a run folder, or `hf:owner/name` for a model of the Hugging Face Hub
+            (`hf:owner/name@revision` for a version of it). `Untrained(NAME)` stands for `pretrained(NAME)`.
+        precision: `auto`, `float32` or `bfloat16`; by default that of the model.
+        device: by default the GPU of this process, or the CPU where there is none.
+
+    Returns:
+        The model, in eval mode.
+
+    Raises:
+        ModelError: there is no model, or it is damaged.
+
+    Example:
+        >>> import bier, numpy as np
+        >>> from bier.models.backbones import build_backbone
+        >>> bier.Model(build_backbone("conv4"), bier.EmbeddingEnsemble(512, (8, 16))).save("small-model")
+        >>> bier.load("small-model").encode(np.zeros((2, 60, 40, 3), np.uint8)).shape
+        (2, 24)
     """
     if isinstance(path, Untrained):
         return pretrained(path.backbone, path.weights, precision or "auto", device)
     path = local_folder(path)
-    weights, description = read_folder(Path(path))
+    weights, description = read_folder(path)
     try:
         known = Description(**description)
         _check_sizes(known, weights)
@@ -446,11 +462,28 @@ def pretrained(
     resolution: int = 0,
     pool: str = "",
 ) -> Model:
-    """A model that has not been trained here: the pretrained backbone `name`, with its features normalised.
+    """A model that has not been trained here: a pretrained backbone with its features normalised.
 
-    It is what training has to beat. The embedding layer is the identity, so that it is a model like any other.
-    resolution: the side of the pictures that the network sees; 0 for the backbone's own.
-    pool: how maps or tokens become features; empty for the backbone's own way.
+    Training has to beat it. The embedding layer is the identity, so that it is a model like any other.
+
+    Args:
+        name: the backbone; `bier backbones` lists them.
+        weights: a file of its weights, in place of those that belong to the name.
+        precision: `auto`, `float32` or `bfloat16`.
+        device: by default the GPU of this process, or the CPU where there is none.
+        resolution: the side of the pictures that the network sees; 0 for the backbone's own.
+        pool: how maps or tokens become features; empty for the backbone's own way.
+
+    Returns:
+        The model, in eval mode.
+
+    Raises:
+        ModelError: there is no such backbone, or its weights cannot be read or fetched.
+
+    Example:
+        >>> import bier
+        >>> bier.pretrained("efficientnet_lite0").dimension
+        1280
     """
     file = Path(weights) if weights is not None else None
     backbone = build_backbone(name, weights=file, resolution=resolution, pool=pool)

@@ -192,7 +192,7 @@ def staged(name: str, model: nn.Module, *, mean: Sequence[float], std: Sequence[
             raise
         raise ModelError(f"The features of backbone {name!r} cannot be pooled by {pool!r}.") from error
     stages = _chain(model)
-    return Backbone(name, stages, features=_width(model), crop=crop, resize=resize, mean=mean, std=std)
+    return Backbone(name, stages, features=_width(model), crop=crop, resize=resize, mean=mean, std=std, pool=pool)
 
 
 def _width(model: nn.Module) -> int:

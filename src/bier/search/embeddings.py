@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -68,11 +67,11 @@ class EmbeddingsWriter:
     def write(self, number: int, vectors: Floats, raw: Floats, broken: Sequence[tuple[int, str, str]] = ()) -> None:
         """Write a shard. `broken` are rows without a vector: (row, file, why it cannot be read)."""
         metadata = {"broken": json.dumps([list(one) for one in broken])} if broken else None
-        files.write(self._shard(number), *files.pack({"vectors": vectors, "raw": raw}, metadata))
+        files.write_tensors(self._shard(number), {"vectors": vectors, "raw": raw}, metadata)
 
     def broken(self) -> list[tuple[int, str, str]]:
         """The rows of all shards that have no vector."""
-        found = [files.unpack(self._shard(number), ())[1] for number in range(len(self.shards))]
+        found = [files.read_tensors(self._shard(number), ())[1] for number in range(len(self.shards))]
         return [(row, path, reason) for metadata in found for row, path, reason in _broken(metadata)]
 
     def finish(self, about: Mapping[str, Any]) -> None:
@@ -84,12 +83,10 @@ class EmbeddingsWriter:
         metadata = {name: json.dumps(about[name]) for name in ("groups", "weighting")}
         text = json.dumps(dict(about), indent=1).encode() + b"\n"
         tensors: dict[str, files.Blocks | NDArray[Any]] = {
-            name: files.Blocks(np.dtype(np.float32), shape, partial(self._rows, name, shape[1]))
-            for name in ("vectors", "raw")
+            name: files.Blocks(np.dtype(np.float32), shape, self._rows(name, shape[1])) for name in ("vectors", "raw")
         }
         try:
-            with files.file_aside(self.out) as aside, aside.open("wb") as file:  # the whole of it, in one step
-                file.writelines(files.pack({**tensors, "about": np.frombuffer(text, np.uint8)}, metadata))
+            files.write_tensors(self.out, {**tensors, "about": np.frombuffer(text, np.uint8)}, metadata)
         except ValueError as error:
             raise SearchError(f"The shards in {self.parts} must all be there and complete: {error}.") from error
         files.write(self.out.with_suffix(".json"), text)
@@ -99,7 +96,7 @@ class EmbeddingsWriter:
         """A tensor of all shards, one shard after the other: never more than one of them in memory."""
         for number, rows in enumerate(self.shards):
             try:
-                tensors, metadata = files.unpack(self._shard(number), (name,), mmap=True)
+                tensors, metadata = files.read_tensors(self._shard(number), (name,), mmap=True)
             except OSError as error:
                 raise ValueError(f"{self._shard(number).name}: {files.reason(error)}") from error
             block, expected = tensors[name], (len(rows) - len(_broken(metadata)), width)
@@ -117,7 +114,7 @@ class EmbeddingsWriter:
         """Remove a shard that is not as it was written: it will be computed again."""
         try:
             if self._is_done(number):
-                shard, metadata = files.unpack(self._shard(number), ("vectors", "raw"), mmap=True)
+                shard, metadata = files.read_tensors(self._shard(number), ("vectors", "raw"), mmap=True)
                 if len(shard["vectors"]) + len(_broken(metadata)) != len(self.shards[number]):
                     raise ValueError("it has another number of rows")
         except (OSError, ValueError):
@@ -181,7 +178,7 @@ def _read(file: Path, raw: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     if not file.is_file():
         raise SearchError(f"Embeddings must be a file of `bier embed`. {file} is missing.")
     wanted = ("vectors", "raw") if raw else ("vectors",)
-    tensors, metadata = files.unpack(file, wanted, optional=("about",), mmap=True)
+    tensors, metadata = files.read_tensors(file, wanted, optional=("about",), mmap=True)
     if "about" in tensors:
         text = tensors.pop("about").tobytes()
         if "sha256" not in metadata:

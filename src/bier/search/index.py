@@ -47,7 +47,7 @@ _REACH = 8_192  # more candidates than this cost the graph more than a scan
 
 
 class Index(Store):
-    """The embedded index: a collection in memory, or in a folder that is memory-mapped.
+    """The embedded index: a collection in memory, or in a folder that is memory-mapped. `Index.build` makes one.
 
     Kinds, chosen at `build`, say how candidates are found. `flat` compares with every vector; `binary` compares with
     one bit per dimension and scores the best of that exactly; `hnsw` takes candidates from a faiss graph over 8-bit
@@ -59,6 +59,13 @@ class Index(Store):
     vectors (their learners, a funnel, an exact search, re-ranking, thresholds) is refused.
 
     Searches may run in several threads at once; `add`, `remove` and `save` must run alone.
+
+    Example:
+        >>> import bier, numpy as np
+        >>> vectors = np.eye(3, dtype=np.float32)
+        >>> index = bier.Index.build(vectors, ["heron", "gull", "swan"])
+        >>> index.search(vectors[1], k=1).ids.tolist()
+        ['gull']
     """
 
     def __init__(
@@ -96,16 +103,25 @@ class Index(Store):
         precision: Precision = "float32",
         copy: bool = True,
     ) -> "Index":
-        """An index of vectors (N, d).
+        """An index of vectors.
 
         Args:
+            vectors: test-time vectors (N, d), compared by dot product.
             ids: unique strings or whole numbers; by default 0 to N-1. A repeated id is an error.
             groups: the learners' sizes, summing to d; the first selects the shortlist. Without it, no funnel.
             labels, metadata: stored with each id, returned by `entries` and usable in `where`.
+            kind: how images are found: `auto`, `flat`, `binary`, `hnsw` or `funnel`.
             effort: faiss's efSearch, from 64 to 65,536. A higher value finds more and takes longer.
             about: anything JSON can hold about the collection, such as the model that computed the vectors.
+            progress: called with (rows done, rows in all) while a graph or codes are built.
             precision: how the vectors are kept: `float32`, `int8` or `binary`.
             copy: False uses the array itself, which may be memory-mapped and larger than memory, and must not change.
+
+        Returns:
+            The index.
+
+        Raises:
+            SearchError: vectors are not finite, ids repeat, or parameters do not fit together.
         """
         floats = checked_vectors(vectors)
         _check_choices(kind, precision, len(floats))

@@ -5,6 +5,7 @@ Nothing here needs a network: `bier index` of an embeddings file neither waits f
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ def build_index(
 ) -> Index:
     """An index of all vectors of a source."""
     vectors = source.vectors(range(len(source.ids)), progress)
-    building = None if progress is None else lambda done, total: progress("building the index", done, total)
+    building = progress and partial(progress, "building the index")
     return Index.build(
         vectors,
         list(source.ids),

@@ -130,12 +130,34 @@ def train(
 ) -> Run:
     """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
 
-    out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set: then training goes on
-    from its newest checkpoint and ends with exactly the weights and metrics of an uninterrupted run.
-    metric: builds a loss of your own, from the embedding's size and the number of classes, in place of `config.loss`: a
-    module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its parameters are trained too.
-    snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
-    same: find the similarity from which two images are called the same and keep it with the model.
+    Args:
+        config: all settings, as `bier.resolve` returns them.
+        out: the run folder, by default runs/DATA-METHOD-SEED. It must be new, unless `resume` is set.
+        resume: go on from the newest checkpoint of the run, and end with exactly the weights and metrics of an
+            uninterrupted run.
+        observer: is told about the progress of the run.
+        metric: builds a loss of your own, from the embedding's size and the number of classes, in place of
+            `config.loss`: a module whose `parts` takes (z (B, d), labels (B,)) and returns `BoostedParts`. Its
+            parameters are trained too.
+        snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
+        same: find the similarity from which two images are called the same and keep it with the model.
+
+    Returns:
+        A `Run`: the folder, the last step, the step whose model is kept and its validation, and whether the run was
+        interrupted.
+
+    Raises:
+        ConfigError: settings do not fit together, or the folder holds a run already.
+        DataError: the data set cannot be read.
+        ModelError: the backbone or its weights cannot be had.
+        TrainingError: a loss is not finite, a checkpoint is damaged or cannot be written.
+
+    Example:
+        >>> import bier
+        >>> config = bier.resolve("a-bier", "glyphs", {"train.steps": 2})  # drawn characters: needs no images
+        >>> run = bier.train(config, "runs/first", same=False)
+        >>> run.step, bier.load(run.folder).groups
+        (2, (96, 160, 256))
     """
     run = Path(out) if out is not None else run_folder.default_folder(config)
     observer = observer or Silent()
@@ -147,19 +169,15 @@ def train(
         optimizer = build_optimizer(config, setup.objective)
         setup.objective.hold_rows(optimizer)
         average = WeightAverage(setup.objective, config.train.ema)
-        state = _start_or_restore(run, config, setup, optimizer, average, observer)
+        state = _start_or_restore(run, setup, optimizer, average, observer)
         interrupted = False
         fresh = state.step == 0
         # At step -1: a run that was killed before its first checkpoint measures the untrained backbone again.
         metrics = run_folder.Metrics(run, resume_at=-1 if fresh else state.step, writes=distributed.rank() == 0)
         with closing(metrics), stop_requests() as stopping:
             if fresh:
-                _measure_untrained(config, setup, state, metrics, observer)
-            model: torch.nn.Module = setup.objective
-            if distributed.world() > 1:
-                # In the warm-up of what follows the backbone, the backbone takes no part in the loss.
-                partly = config.train.embedding_warmup > 0
-                model = DistributedDataParallel(setup.objective, find_unused_parameters=partly)
+                _measure_untrained(setup, state, metrics, observer)
+            model = _in_parallel(setup.objective, config.train)
             batches = iter(setup.inputs.batches(setup.sampler))
             setup.objective.train()
 
@@ -167,13 +185,10 @@ def train(
                 started = time.perf_counter()
                 inputs, numbers = next(batches)
                 state.step += 1
-                row = _step(config, setup, model, optimizer, inputs, setup.labels[numbers], state.step, run)
+                row = _step(setup, model, optimizer, inputs, setup.labels[numbers], state.step, run)
                 average.update()
-                if (validation := setup.validation) and _due(state.step, config.train.validate_every, config):
-                    with average.applied():
-                        scores = distributed.from_first(lambda: validation.measure(setup.objective))
-                    state.record_validation(scores)
-                    row = {"step": state.step, **row, **_validation_row(scores)}
+                if setup.validation and _due(state.step, config.train.validate_every, config.train):
+                    row = {"step": state.step, **row, **_validate(setup.validation, setup.objective, average, state)}
                 if row:
                     seconds = time.perf_counter() - started
                     metrics.write(row, {"images_per_second": setup.sampler.batch_size / seconds})
@@ -184,84 +199,12 @@ def train(
                 is_best = state.best_step == state.step
                 if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
                     _save_snapshot(run, setup, average, state.step)
-                if _due(state.step, config.train.checkpoint_every, config) or ending or interrupted or is_best:
-                    _save(run, config, setup, optimizer, average, state, metrics)
+                if _due(state.step, config.train.checkpoint_every, config.train) or ending or interrupted or is_best:
+                    _save(run, setup, optimizer, average, state, metrics)
 
         if not interrupted and distributed.rank() == 0:
             _save_best(run, setup, average, state, same)
         return state.run(run, interrupted, setup.validation)._replace(skipped=setup.skipped)
-
-
-def _save_best(run: Path, setup: TrainingSetup, average: WeightAverage, state: TrainerState, same: bool) -> None:
-    """The model of the best step, or of the last one where nothing was validated."""
-    best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
-    if best.is_dir():
-        saved = run_folder.read_checkpoint(best)
-        setup.objective.load_state_dict(saved.objective)
-        average.load_state_dict(saved.average)
-    average.keep()
-    model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
-    if same:
-        model.metadata["same"] = find_same(model, setup.dataset, skip_broken=setup.config.data.skip_broken)
-    run_folder.save_model(run, model, setup.objective.metric)
-
-
-def _measure_untrained(
-    config: Config, setup: TrainingSetup, state: TrainerState, metrics: run_folder.Metrics, observer: Observer
-) -> None:
-    """Step 0: the plain features of the pretrained backbone, which training has to beat."""
-    validation = setup.validation
-    if validation is None or not validation.by_map or not is_pretrained(config.model):
-        return
-    observer.prepare("validation of the untrained backbone", 0, 1)
-    scores = distributed.from_first(lambda: validation.measure_untrained(setup.objective))
-    observer.prepare("validation of the untrained backbone", 1, 1)
-    state.record_validation(scores)
-    row = {"step": 0, **_validation_row(scores)}
-    metrics.write(row)
-    observer.step(0, config.train.steps, row)
-
-
-def _validation_row(scores: Scores) -> dict[str, Any]:
-    """What a line of metrics.jsonl says about a validation; step 0 has no learners."""
-    row: dict[str, Any] = {"validation": scores.recall}
-    if scores.map_at_r is not None:
-        row["validation_map"] = scores.map_at_r
-    return row | ({"validation_learners": list(scores.learners)} if scores.learners else {})
-
-
-def _step(
-    config: Config,
-    setup: TrainingSetup,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    inputs: Tensor,
-    labels: Tensor,
-    step: int,
-    run: Path,
-) -> dict[str, Any]:
-    """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["factor"] * learning_rate(config.train, step)
-    setup.objective.hold_network(step <= config.train.embedding_warmup)
-    parts = _forward(model, inputs.to(setup.device), labels.to(setup.device), step, run)
-    logging = _due(step, config.train.log_every, config)
-    row = _row(step, parts, setup.objective, optimizer) if logging else {}
-    optimizer.zero_grad()
-    parts.total.backward()
-    if logging or config.train.clip:
-        norm = _gradient_norm(setup.objective, config.train.clip)
-        if not math.isfinite(norm):
-            raise _broken(step, f"The norm of the gradient is {norm}.", run)
-        row |= {"gradient_norm": norm} if logging else {}
-    optimizer.step()
-    if logging:
-        row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
-    return row
-
-
-def _due(step: int, every: int, config: Config) -> bool:
-    return step % every == 0 or step == config.train.steps
 
 
 def _check_folder(run: Path, config: Config, resume: bool) -> None:
@@ -292,10 +235,111 @@ def _check_snapshots(run: Path, config: Config, snapshots: Collection[int]) -> N
             )
 
 
-def _save_snapshot(run: Path, setup: TrainingSetup, average: WeightAverage, step: int) -> None:
-    if distributed.rank() == 0 and not run_folder.model_folder(run, step).is_dir():
-        with average.applied():
-            run_folder.save_model(run, setup.model(), setup.objective.metric, step)
+def _start_or_restore(
+    run: Path, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage, observer: Observer
+) -> TrainerState:
+    """Start a new run, or restore the newest checkpoint of an existing one."""
+    distributed.barrier()  # no process writes before all have checked the folder
+    newest = run_folder.newest(run / run_folder.CHECKPOINTS)
+    if newest is None:
+        if distributed.rank() == 0:
+            run_folder.write_config(run, setup.config, setup.dataset.split)
+            solve_start(setup, observer.prepare)
+        torch.manual_seed(setup.config.seed + distributed.rank())
+        return TrainerState()
+    saved = run_folder.read_checkpoint(newest)
+    try:
+        return _restored(saved, run_folder.step_of(newest), setup, optimizer, average)
+    except BierError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise run_folder.damaged_checkpoint(newest, error) from error
+
+
+def _restored(
+    saved: Checkpoint, step: int, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage
+) -> TrainerState:
+    setup.objective.load_state_dict(saved.objective)
+    average.load_state_dict(saved.average)
+    run_folder.load_optimizer(optimizer, saved.optimizer)
+    setup.sampler.load_state_dict(saved.sampler)
+    state = TrainerState(**saved.trainer)
+    if state.step != step:
+        raise ValueError(f"it is of step {state.step!r}")
+    if (processes := len(saved.random["cpu"])) != distributed.world():
+        _warn_of_processes(processes, step)
+        torch.manual_seed(setup.config.seed + distributed.rank() + step)
+        return state
+    # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
+    random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
+    run_folder.set_random_state(setup.device, random)
+    return state
+
+
+def _warn_of_processes(before: int, step: int) -> None:
+    """A cluster that has lost a machine goes on with fewer processes; the loss still spans the whole batch."""
+    if distributed.rank() == 0:
+        warnings.warn(
+            f"Up to step {step} the run had {before} process{'es' * (before != 1)}, now it has {distributed.world()}. "
+            "Batches and the learning rate stay the same; sums are rounded differently, dropout draws other numbers "
+            "and batch norm that is trained sees other shares of a batch, so the weights will differ from those of an "
+            "undisturbed run.",
+            stacklevel=2,
+        )
+
+
+def _measure_untrained(
+    setup: TrainingSetup, state: TrainerState, metrics: run_folder.Metrics, observer: Observer
+) -> None:
+    """Step 0: the plain features of the pretrained backbone, which training has to beat."""
+    validation = setup.validation
+    if validation is None or not validation.by_map or not is_pretrained(setup.config.model):
+        return
+    observer.prepare("validation of the untrained backbone", 0, 1)
+    scores = distributed.from_first(lambda: validation.measure_untrained(setup.objective))
+    observer.prepare("validation of the untrained backbone", 1, 1)
+    state.record_validation(scores)
+    row = {"step": 0, **_validation_row(scores)}
+    metrics.write(row)
+    observer.step(0, setup.config.train.steps, row)
+
+
+def _in_parallel(objective: Objective, settings: TrainConfig) -> torch.nn.Module:
+    """The objective, wrapped where several processes train it."""
+    if distributed.world() == 1:
+        return objective
+    # While only what follows the backbone is trained, the weights of the backbone take no part in the loss.
+    return DistributedDataParallel(objective, find_unused_parameters=settings.embedding_warmup > 0)
+
+
+def _step(
+    setup: TrainingSetup,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    labels: Tensor,
+    step: int,
+    run: Path,
+) -> dict[str, Any]:
+    """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged."""
+    settings = setup.config.train
+    for group in optimizer.param_groups:
+        group["lr"] = group["factor"] * learning_rate(settings, step)
+    setup.objective.hold_network(step <= settings.embedding_warmup)
+    parts = _forward(model, inputs.to(setup.device), labels.to(setup.device), step, run)
+    logging = _due(step, settings.log_every, settings)
+    row = _row(step, parts, setup.objective, optimizer) if logging else {}
+    optimizer.zero_grad()
+    parts.total.backward()
+    if logging or settings.clip:
+        norm = _gradient_norm(setup.objective, settings.clip)
+        if not math.isfinite(norm):
+            raise _broken(step, f"The norm of the gradient is {norm}.", run)
+        row |= {"gradient_norm": norm} if logging else {}
+    optimizer.step()
+    if logging:
+        row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
+    return row
 
 
 def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Path) -> ObjectiveParts:
@@ -351,67 +395,36 @@ def _gradient_norm(objective: Objective, clip: float) -> float:
     return float(norm)
 
 
-def _start_or_restore(
-    run: Path,
-    config: Config,
-    setup: TrainingSetup,
-    optimizer: torch.optim.Optimizer,
-    average: WeightAverage,
-    observer: Observer,
-) -> TrainerState:
-    """Start a new run, or restore the newest checkpoint of an existing one."""
-    distributed.barrier()  # no process writes before all have checked the folder
-    newest = run_folder.newest(run / run_folder.CHECKPOINTS)
-    if newest is None:
-        if distributed.rank() == 0:
-            run_folder.write_config(run, config, setup.dataset.split)
-            solve_start(config, setup, observer.prepare)
-        torch.manual_seed(config.seed + distributed.rank())
-        return TrainerState()
-    saved = run_folder.read_checkpoint(newest)
-    try:
-        return _restored(saved, run_folder.step_of(newest), setup, optimizer, average)
-    except BierError:
-        raise
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        raise run_folder.damaged_checkpoint(newest, error) from error
+def _validate(
+    validation: Validation, objective: Objective, average: WeightAverage, state: TrainerState
+) -> dict[str, Any]:
+    """Measure the averaged weights on the validation part. Returns what the line of metrics.jsonl says about it."""
+    with average.applied():
+        scores = distributed.from_first(lambda: validation.measure(objective))
+    state.record_validation(scores)
+    return _validation_row(scores)
 
 
-def _restored(
-    saved: Checkpoint, step: int, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage
-) -> TrainerState:
-    setup.objective.load_state_dict(saved.objective)
-    average.load_state_dict(saved.average)
-    run_folder.load_optimizer(optimizer, saved.optimizer)
-    setup.sampler.load_state_dict(saved.sampler)
-    state = TrainerState(**saved.trainer)
-    if state.step != step:
-        raise ValueError(f"it is of step {state.step!r}")
-    if (processes := len(saved.random["cpu"])) != distributed.world():
-        _warn_of_processes(processes, step)
-        torch.manual_seed(setup.config.seed + distributed.rank() + step)
-        return state
-    # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
-    random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
-    run_folder.set_random_state(setup.device, random)
-    return state
+def _validation_row(scores: Scores) -> dict[str, Any]:
+    """What a line of metrics.jsonl says about a validation; step 0 has no learners."""
+    row: dict[str, Any] = {"validation": scores.recall}
+    if scores.map_at_r is not None:
+        row["validation_map"] = scores.map_at_r
+    return row | ({"validation_learners": list(scores.learners)} if scores.learners else {})
 
 
-def _warn_of_processes(before: int, step: int) -> None:
-    """A cluster that has lost a machine goes on with fewer processes; the loss still spans the whole batch."""
-    if distributed.rank() == 0:
-        warnings.warn(
-            f"Up to step {step} the run had {before} process{'es' * (before != 1)}, now it has {distributed.world()}. "
-            "Batches and the learning rate stay the same; sums are rounded differently, dropout draws other numbers "
-            "and batch norm that is trained sees other shares of a batch, so the weights will differ from those of an "
-            "undisturbed run.",
-            stacklevel=2,
-        )
+def _due(step: int, every: int, settings: TrainConfig) -> bool:
+    return step % every == 0 or step == settings.steps
+
+
+def _save_snapshot(run: Path, setup: TrainingSetup, average: WeightAverage, step: int) -> None:
+    if distributed.rank() == 0 and not run_folder.model_folder(run, step).is_dir():
+        with average.applied():
+            run_folder.save_model(run, setup.model(), setup.objective.metric, step)
 
 
 def _save(
     run: Path,
-    config: Config,
     setup: TrainingSetup,
     optimizer: torch.optim.Optimizer,
     average: WeightAverage,
@@ -431,7 +444,21 @@ def _save(
     metrics.flush()
     folder = run / run_folder.CHECKPOINTS
     run_folder.write_checkpoint(folder, state.step, checkpoint)
-    run_folder.prune(folder, config.train.keep_checkpoints, state.best_step)
+    run_folder.prune(folder, setup.config.train.keep_checkpoints, state.best_step)
+
+
+def _save_best(run: Path, setup: TrainingSetup, average: WeightAverage, state: TrainerState, same: bool) -> None:
+    """The model of the best step, or of the last one where nothing was validated."""
+    best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
+    if best.is_dir():
+        saved = run_folder.read_checkpoint(best)
+        setup.objective.load_state_dict(saved.objective)
+        average.load_state_dict(saved.average)
+    average.keep()
+    model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
+    if same:
+        model.metadata["same"] = find_same(model, setup.dataset, skip_broken=setup.config.data.skip_broken)
+    run_folder.save_model(run, model, setup.objective.metric)
 
 
 SAME_REQUEST = 1.0  # seconds; torchrun forwards a Ctrl-C that its processes have also received from the terminal

@@ -1,11 +1,10 @@
 """Methods and defaults for each data set, as named sets of settings. Every setting can be overridden."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from bier.config import Config
-from bier.errors import ConfigError
+from bier.errors import ConfigError, did_you_mean
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     # one plain embedding
@@ -79,10 +78,27 @@ def suited(method: str, data: str) -> dict[str, Any]:
 
 
 def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -> Config:
-    """The config of a run: defaults, then what suits the data set, then the method, then the caller's settings."""
+    """The config of a run: defaults, then what suits the data set, then the method, then the caller's settings.
+
+    Args:
+        method: `baseline`, `init`, `bier`, `activation-bier` or `a-bier`.
+        data: the name of the data set, such as `folder`.
+        settings: values by dotted key; they come before all others.
+
+    Returns:
+        The config, for `bier.train`.
+
+    Raises:
+        ConfigError: the method or a setting is unknown, or a value is out of range.
+
+    Example:
+        >>> import bier
+        >>> config = bier.resolve("a-bier", "folder", {"data.root": "photos", "train.steps": 500})
+        >>> config.diversity.name, config.train.steps
+        ('adversarial', 500)
+    """
     if method not in METHODS:
-        near = difflib.get_close_matches(method, METHODS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(method, METHODS)
         raise ConfigError(f"The method must be one of {', '.join(METHODS)}. Got '{method}' instead.{hint}")
     layers = {**suited(method, data), "method": method, **(settings or {})}
     if "data.validation" in (settings or {}) and "data.validation_classes" not in (settings or {}):

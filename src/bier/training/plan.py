@@ -3,7 +3,6 @@
 `time_network` measures a few batches on this machine; `choose` is a pure function from these timings to a plan.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +20,10 @@ from bier.data import Dataset
 from bier.errors import ConfigError
 from bier.evaluate.dataset import SAME_IMAGES
 from bier.images import ImageDataset
+from bier.images.dataset import usable_cores
 from bier.memory import reuse_memory
 from bier.method.ensemble import EmbeddingEnsemble
-from bier.models.backbone import autocast
-from bier.models.backbones import Backbone
+from bier.models.backbone import Backbone, autocast
 from bier.models.model import is_pretrained
 from bier.training.objective import Objective, diversity_loss, metric_loss
 from bier.training.setup import (
@@ -296,14 +295,10 @@ def time_network(config: Config, dataset: Dataset, progress: Callable[[str, int,
         backbone.stages,
         tuple(forward.tolist()),
         tuple(training.tolist()),
-        decode / (1 if config.data.workers == 0 else _cores()),
+        decode / (1 if config.data.workers == 0 else usable_cores()),
         _head(config, backbone, len(part.classes)),
         tuple(passes[0][2]),
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _now(device: torch.device) -> float:

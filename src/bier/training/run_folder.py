@@ -182,7 +182,7 @@ def save_model(run: Path, model: Model, metric: nn.Module, step: int | None = No
     with writing(folder, run / CHECKPOINTS):
         if isinstance(metric, BoostedClassifier):
             weights = {name: value.detach().cpu().numpy() for name, value in metric.state_dict().items()}
-            files.write(classifier_file(folder), *files.pack(weights))
+            files.write_tensors(classifier_file(folder), weights)
         model.save(folder)
     return folder
 

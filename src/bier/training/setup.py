@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from bier import data, distributed
 from bier.config import LOSSES, Config
 from bier.data import Dataset, Part
-from bier.data.part import Images
+from bier.data.part import concatenated
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
@@ -28,8 +29,8 @@ from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
-from bier.models.backbone import folded
-from bier.models.backbones import Backbone, build_backbone
+from bier.models.backbone import Backbone, folded
+from bier.models.backbones import build_backbone
 from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
 from bier.models.lora import adapt, merged
 from bier.models.maps import TrunkCache
@@ -41,8 +42,8 @@ def inputs_for(
     part: Part, backbone: Backbone, config: Config, progress: Progress | None = None, training: bool = True
 ) -> ImageDataset | FeatureRows:
     """The images of a part as the backbone takes them: augmented for training, else as they are at test time."""
-    if isinstance(part.images, np.ndarray) and part.images.ndim == 2:
-        return FeatureRows(part.images)
+    if part.width is not None:
+        return FeatureRows(np.asarray(part.images))
     data = config.data
     return ImageDataset(
         part.images,
@@ -256,10 +257,8 @@ def _check_classes(config: Config, dataset: Dataset, labels: NDArray[np.int64]) 
 
 def backbone_for(config: Config, part: Part) -> Backbone:
     """The backbone that a config names, frozen before `model.trainable_from`, ready to be trained."""
-    images = part.images
-    width = images.shape[1] if isinstance(images, np.ndarray) and images.ndim == 2 else None
     settings = config.model
-    if (width is not None) != (settings.backbone == "features"):
+    if (part.width is not None) != (settings.backbone == "features"):
         raise ConfigError(
             "The backbone 'features' goes with pre-computed features and with nothing else. "
             f"Got the backbone '{settings.backbone}' with the data set '{config.data.name}'."
@@ -269,7 +268,7 @@ def backbone_for(config: Config, part: Part) -> Backbone:
         settings.backbone,
         pretrained=settings.pretrained,
         weights=weights,
-        features=width,
+        features=part.width,
         resolution=settings.resolution,
         pool=settings.pool,
     )
@@ -298,8 +297,7 @@ def network_and_inputs(
     Maps are computed once, for several augmented views of each image (for validation: one view, that of test time).
     """
     settings, stage = config.model, config.model.trainable_from
-    follow = lambda done, total: progress("reading images", done, total)  # noqa: E731
-    images = inputs_for(part, backbone, config, follow, training)
+    images = inputs_for(part, backbone, config, partial(progress, "reading images"), training)
     if not settings.trunk_views or not isinstance(images, ImageDataset):
         return backbone, images
     trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
@@ -316,7 +314,7 @@ def network_and_inputs(
         augment=images.augment,
         views=settings.trunk_views if training else 1,
         precision=config.train.precision,
-        progress=lambda done, total: progress("maps of the frozen stages", done, total),
+        progress=partial(progress, "maps of the frozen stages"),
     )
     return rest, maps
 
@@ -358,25 +356,16 @@ def distractors_of(dataset: Dataset) -> NDArray[np.int64]:
 
 def _with_distractors(part: Part, distractors: Part) -> Part:
     """The images of both parts; each distractor is a class of its own, so that nothing is its match."""
+    images, boxes = concatenated((part, distractors))
     numbers = len(part.classes) + np.arange(len(distractors), dtype=np.int64)
-    boxes = [one.boxes for one in (part, distractors)]
-    images: Images
-    if isinstance(part.images, tuple) and isinstance(distractors.images, tuple):
-        images = (*part.images, *distractors.images)
-    else:
-        images = np.concatenate([np.asarray(part.images), np.asarray(distractors.images)])
-    return Part(
-        images,
-        np.concatenate([part.labels, numbers]),
-        (*part.classes, *(f"distractor {number}" for number in range(len(distractors)))),
-        None if boxes[0] is None or boxes[1] is None else np.concatenate([boxes[0], boxes[1]]),
-    )
+    names = (f"distractor {number}" for number in range(len(distractors)))
+    return Part(images, np.concatenate([part.labels, numbers]), (*part.classes, *names), boxes)
 
 
-def solve_start(config: Config, setup: TrainingSetup, progress: Preparing) -> None:
+def solve_start(setup: TrainingSetup, progress: Preparing) -> None:
     """The embedding layer before step 1, on features computed once: W solved for with a diversity loss, and the bias
     that centres the embedding, each where the config asks for it."""
-    ensemble = setup.objective.ensemble
+    config, ensemble = setup.config, setup.objective.ensemble
     loss = diversity_loss(config, config.model.start, ensemble.groups)
     if loss is None and not config.model.bias:
         return
@@ -405,7 +394,7 @@ def _solve(
             loss,
             steps=START_STEPS,
             seed=config.seed,
-            progress=lambda done, total: progress("solving for W", done, total),
+            progress=partial(progress, "solving for W"),
         )
 
 
@@ -413,6 +402,6 @@ def _features(setup: TrainingSetup, numbers: NDArray[np.int64], progress: Prepar
     """phi of one view of each image, by the pretrained network, on the device of the model."""
     objective = setup.objective.eval()
     inputs = inputs_in_order(setup.inputs, numbers, 64)
-    follow = lambda done, total: progress("features for the start", done, total)  # noqa: E731
+    follow = partial(progress, "features for the start")
     outputs = run_network(objective.features, inputs, setup.device, progress=follow, total=len(numbers))
     return torch.from_numpy(to_array(outputs)).to(objective.ensemble.weight)
