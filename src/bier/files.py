@@ -12,12 +12,14 @@ Files that earlier versions wrote without a checksum are read as they are.
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import shutil
 import socket
+import stat
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,7 +41,17 @@ _LONGEST_HEADER = 100_000_000  # bytes, as the library of safetensors has it
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-# Files behind a URL
+# Reading
+
+
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A regular file. To open a pipe would wait for somebody who writes to it, unless O_NONBLOCK says otherwise."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return open(handle, "rb")  # noqa: PTH123 - a handle, which the caller closes
+    os.close(handle)
+    raise IsADirectoryError(errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else OSError("it is not a file")
 
 
 def is_url(place: object) -> bool:
@@ -47,12 +59,22 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and "://" in place
 
 
-def read_url(url: str) -> bytes:
-    """The whole file behind a URL: pictures and tables are small, and their readers would ask for many pieces."""
+def read_url(url: str, most: int = -1) -> bytes:
+    """The whole file behind a URL: pictures and tables are small, and their readers would ask for many pieces.
+
+    most: bytes; a larger file is an OSError. Of chained URLs such as `zip://a.jpg::http://host/b.zip` each part could
+    be larger, or a reference to yet another place; they are refused.
+    """
     import fsspec
 
-    with fsspec.open(url, "rb") as file:
-        content: bytes = file.read()
+    if "::" in url:
+        raise OSError("a URL must not have '::' in it")
+    local = url.partition("://")[0] in ("file", "local")
+    opened = open_file(fsspec.core.strip_protocol(url)) if local else fsspec.open(url, "rb")
+    with opened as file:
+        content: bytes = file.read(-1 if most < 0 else most + 1)
+    if 0 <= most < len(content):
+        raise OSError(f"the file must have at most {most:,} bytes")
     return content
 
 

@@ -189,10 +189,10 @@ def inspect_images(part: Part, workers: int | None = None, progress: Progress | 
         image, box = part.images[row], None if part.boxes is None else part.boxes[row]
         whole = box is None or bool(np.isnan(box).all())
         try:
+            crop = None if box is None or whole else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+            opened = open_image(image, at_least=2 * SIDE, box=crop)  # which refuses what is no file, as a pipe
             data = files.read_url(image) if isinstance(image, str) else image
             content = files.checksum(data if isinstance(data, Path | bytes) else data.tobytes())
-            crop = None if box is None or whole else (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
-            opened = open_image(image, at_least=2 * SIDE, box=crop)
         except (DataError, OSError) as error:
             reasons[row] = str(error)
             return
