@@ -223,6 +223,14 @@ def unpack(
     return tensors, known if expected is None else {**known, "sha256": expected}
 
 
+def tensors_in(path: Path) -> list[str]:
+    """The names of the tensors in a safetensors file; ValueError where it is damaged."""
+    try:
+        return list(_layout(path)[0])
+    except (TypeError, KeyError, AttributeError, UnicodeError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
 _DTYPES = {  # of safetensors, in numpy's words
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4", "I32": "<i4",
     "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
@@ -380,6 +388,7 @@ def write(path: Path, *content: bytes | memoryview) -> None:
 @contextmanager
 def file_aside(path: Path) -> Iterator[Path]:
     """A file beside `path` to write, which takes its place at the end of the block. A failure leaves nothing of it."""
+    path = _linked(path)
     remove_leftovers(path)
     aside = _beside(path, "new")
     try:
@@ -399,6 +408,7 @@ def folder_aside(path: Path) -> Iterator[Path]:
 
     A kill between the two renames leaves it under another name; `restore` brings it back.
     """
+    path = _linked(path)
     restore(path)
     remove_leftovers(path)
     aside = _beside(path, "new")
@@ -411,6 +421,14 @@ def folder_aside(path: Path) -> Iterator[Path]:
             flush_folder(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _linked(path: Path) -> Path:
+    """Where a link leads: it may be there because this disk has no room, and must not be replaced by a file."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError):  # a link to itself
+        return path
 
 
 def _exchange(aside: Path, path: Path) -> None:
