@@ -1,5 +1,6 @@
 """The documentation: the site builds strictly, and the folder itself reads well on a code host."""
 
+import importlib
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import bier
 from bier.cli import app
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "reliability"))
+security_page = importlib.import_module("security_page")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -42,3 +45,25 @@ def test_lines_are_wrapped_and_links_lead_somewhere(page: Path) -> None:
         assert [line for line in prose if len(line) > 100] == []
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target
+
+
+def test_security_shows_the_figures_of_the_reliability_suite() -> None:
+    """`make soak` writes them; every file of its tests has a row."""
+    text = security_page.PAGE.read_text(encoding="utf-8")
+    assert security_page.page_of(text) == text
+    tests = {path.stem for path in (ROOT / "tests" / "reliability").glob("test_*.py")}
+    assert tests == set(security_page.ROWS)
+    record = {
+        "families": {name: {"x": {"tried": 1000, "survived": 1000, "data lost": 0}} for name in tests},
+        "date": "1970-01-01",
+        "commit": "abc",
+        "share": 1.0,
+        "minutes": 3.2,
+        "machine": "a machine",
+        "tests": {"passed": 5, "failed": 0, "error": 0, "skipped": 1},
+        "remarks": ["server: fast"],
+    }
+    shown = security_page.figures_of(record)
+    assert f"| **all** | {1000 * len(tests):,} | {1000 * len(tests):,} | 0 |" in shown
+    assert "3 minutes on a machine" in shown
+    assert shown.endswith("- server: fast")

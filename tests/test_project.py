@@ -192,3 +192,15 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     found = json.loads(run(programs / "bier", "demo", "--steps", "5", "--out", tmp_path / "demo", "--json"))
     assert set(found["methods"]) == {"baseline", "a-bier"}
     assert Path(found["report"]).is_file()
+
+
+def test_the_actions_of_the_workflows_are_pinned() -> None:
+    """A tag can be moved to other code; a hash cannot. The version behind it is for people and for dependabot."""
+    used = [
+        line
+        for file in (ROOT / ".github" / "workflows").glob("*.yml")
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) > 5
+    assert [line for line in used if not re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ from bier.models.model import Model, Untrained, description_file, load
 from bier.search import Entry, Id, Index, Label, Store, is_store_uri, open_store
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.sources import Progress, Source, Stream, build_index
+from bier.search.storage import locked
 from bier.search.store import checked_model, without_secrets
 from bier.search.stores import FORMS
 
@@ -191,14 +191,16 @@ def fill_store(source: Stream, uri: str, rebuild: bool = False, progress: Progre
 
 def add_to_collection(source: Source, target: str, progress: Progress | None = None) -> tuple[int, int]:
     """Add what an existing index or store does not have yet; (images in it, images that were added)."""
-    with closing(open_collection(target)) as store:
+    folder = None if is_store_uri(target) else _index_folder(target)
+    # Until it is saved: of two that add at once, the second would save an index without what the first has added.
+    with locked(folder) if folder else nullcontext(), closing(open_collection(target)) as store:
         name = without_secrets(target)
         if tuple(source.groups) != store.groups:
             raise SearchError(f"{name} holds vectors of groups {store.groups}. Got {tuple(source.groups)} instead.")
         checked_model(store.about, source.about, name)
         added = _add_missing(source, store, progress)
-        if isinstance(store, Index) and added:
-            store.save(_index_folder(target))
+        if folder is not None and isinstance(store, Index) and added:
+            store.save_locked(folder)
         return len(store), added
 
 
@@ -352,8 +354,8 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
     store = open_collection(target)
     if store.precision == "binary":
         raise SearchError(
-            f"The collection {target} must keep vectors to be shown learner by learner. It keeps a bit per dimension; "
-            "index it with --precision int8 or float32."
+            f"The collection {without_secrets(target)} must keep vectors to be shown learner by learner. It keeps one "
+            "bit per dimension; index it with --precision int8 or float32."
         )
     model = model_of(store, run)
     recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(without_secrets(target)).name)
@@ -409,18 +411,18 @@ def _dataset(run: Path | Untrained, settings: DataConfig) -> Dataset:
     """The data set of the settings. The test part of glyphs is kept: drawing takes seconds and depends on nothing."""
     if settings.name != "glyphs" or isinstance(run, Untrained):
         return load_for(settings)
-    file = run_folder(run) / "serve" / f"glyphs-{settings.seed}-{settings.validation:g}.npz"
+    file = run_folder(run) / "serve" / f"glyphs-{settings.seed}-{settings.validation:g}.safetensors"
     try:
-        with np.load(file, allow_pickle=False) as kept:
-            part = Part(kept["images"], kept["labels"], tuple(kept["classes"].tolist()))
+        kept, words = files.read_tensors(file)
+        part = Part(kept["images"], kept["labels"], tuple(json.loads(words["classes"])))
         return Dataset("glyphs", {"test": part}, KS)
-    except (OSError, ValueError, KeyError, BadZipFile):
+    except (OSError, ValueError, KeyError):
         dataset = load_for(settings)
     part = dataset["test"]
     with suppress(OSError):  # where nothing can be written, they are drawn at the next start again
         file.parent.mkdir(parents=True, exist_ok=True)
-        with files.file_aside(file) as aside, aside.open("wb") as out:
-            np.savez(out, images=np.asarray(part.images), labels=part.labels, classes=np.array(part.classes))
+        words = {"classes": json.dumps(part.classes)}
+        files.write_tensors(file, {"images": np.asarray(part.images), "labels": part.labels}, words)
     return dataset
 
 

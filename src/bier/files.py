@@ -12,12 +12,14 @@ Files that earlier versions wrote without a checksum are read as they are.
 
 import errno
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import shutil
 import socket
+import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,7 +41,17 @@ _LONGEST_HEADER = 100_000_000  # bytes, as the library of safetensors has it
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-# Files behind a URL
+# Reading
+
+
+def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A regular file. To open a pipe would wait for somebody who writes to it, unless O_NONBLOCK says otherwise."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind):
+        return open(handle, "rb")  # noqa: PTH123 - a handle, which the caller closes
+    os.close(handle)
+    raise IsADirectoryError(errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else OSError("it is not a file")
 
 
 def is_url(place: object) -> bool:
@@ -47,12 +59,22 @@ def is_url(place: object) -> bool:
     return isinstance(place, str) and "://" in place
 
 
-def read_url(url: str) -> bytes:
-    """The whole file behind a URL: pictures and tables are small, and their readers would ask for many pieces."""
+def read_url(url: str, most: int = -1) -> bytes:
+    """The whole file behind a URL: pictures and tables are small, and their readers would ask for many pieces.
+
+    most: bytes; a larger file is an OSError. Of chained URLs such as `zip://a.jpg::http://host/b.zip` each part could
+    be larger, or a reference to yet another place; they are refused.
+    """
     import fsspec
 
-    with fsspec.open(url, "rb") as file:
-        content: bytes = file.read()
+    if "::" in url:
+        raise OSError("a URL must not have '::' in it")
+    local = url.partition("://")[0] in ("file", "local")
+    opened = open_file(fsspec.core.strip_protocol(url)) if local else fsspec.open(url, "rb")
+    with opened as file:
+        content: bytes = file.read(-1 if most < 0 else most + 1)
+    if 0 <= most < len(content):
+        raise OSError(f"the file must have at most {most:,} bytes")
     return content
 
 
@@ -216,6 +238,14 @@ def read_tensors(
     return tensors, known if expected is None else {**known, "sha256": expected}
 
 
+def tensors_in(path: Path) -> list[str]:
+    """The names of the tensors in a safetensors file; ValueError where it is damaged."""
+    try:
+        return list(_layout(path)[0])
+    except (TypeError, KeyError, AttributeError, UnicodeError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
 _DTYPES = {  # of safetensors, in numpy's words
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4", "I32": "<i4",
     "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
@@ -362,6 +392,7 @@ def write(path: Path, content: bytes) -> None:
 @contextmanager
 def file_aside(path: Path) -> Iterator[Path]:
     """A file beside `path` to write, which takes its place at the end of the block. A failure leaves nothing of it."""
+    path = _linked(path)
     remove_leftovers(path)
     aside = _beside(path, "new")
     try:
@@ -381,6 +412,7 @@ def folder_aside(path: Path) -> Iterator[Path]:
 
     A kill between the two renames leaves it under another name; `restore` brings it back.
     """
+    path = _linked(path)
     restore(path)
     remove_leftovers(path)
     aside = _beside(path, "new")
@@ -393,6 +425,14 @@ def folder_aside(path: Path) -> Iterator[Path]:
             flush_folder(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _linked(path: Path) -> Path:
+    """Where a link leads: it may be there because this disk has no room, and must not be replaced by a file."""
+    try:
+        return path.resolve() if path.is_symlink() else path
+    except (OSError, RuntimeError):  # a link to itself
+        return path
 
 
 def _exchange(aside: Path, path: Path) -> None:

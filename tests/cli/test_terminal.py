@@ -95,3 +95,9 @@ def test_of_several_processes_one_prints(monkeypatch: pytest.MonkeyPatch, capsys
     with progress_bar():
         time.sleep(0.2)
     assert capsys.readouterr().err == ""
+
+
+def test_the_password_of_a_url_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.say("skipped: https://me:s3cret@host/a.jpg and ftp://s3cret@host; http://localhost:8000/?token=abc a@b/c")
+    said = capsys.readouterr().err
+    assert said == "skipped: https://***@host/a.jpg and ftp://***@host; http://localhost:8000/?token=abc a@b/c\n"

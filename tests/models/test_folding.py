@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from bier.memory import reuse_memory
 from bier.models.backbone import fold_batch_norm, folded
 from bier.models.backbones import build_backbone
 
@@ -79,7 +78,3 @@ def test_a_module_that_calls_its_parts_in_another_order_is_left_whole() -> None:
     assert not copy.folded
     x = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
     assert torch.equal(copy(x), backbone(x))
-
-
-def test_reusing_memory_can_be_asked_for_twice() -> None:
-    assert reuse_memory() == reuse_memory()

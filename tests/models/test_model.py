@@ -260,6 +260,19 @@ def test_damage_is_one_line(model: Model, tmp_path: Path) -> None:
         {"weighting": "none"}, {"precision": 3}, {"metadata": []}, {"folded": "no"}, {"bias": 1}, {"backbone": 7},
     ):  # fmt: skip
         assert "cannot be used" in forged(**changes), changes
+    same = {"prefixes": [0.5] * 3, "learners": [0.5, None, 0.5], "precision": 95.0, "part": "test", "classes": 2}
+    (tmp_path / "m/model.json").write_text(
+        json.dumps(files.with_checksum(description | {"metadata": {"same": same, "validation": None, "mine": [1]}}))
+    )
+    assert load(tmp_path / "m").metadata == {"same": same, "validation": None, "mine": [1]}
+    for metadata in (  # what `search --same`, `evaluate`, `serve` and the model card read
+        {"same": 5}, {"same": "x"}, {"same": [1]}, {"same": {"prefixes": [0.5] * 3}}, {"same": same | {"prefixes": 5}},
+        {"same": same | {"prefixes": []}}, {"same": same | {"learners": [0.5]}}, {"same": same | {"classes": "two"}},
+        {"same": same | {"learners": [float("nan")] * 3}}, {"same": same | {"prefixes": ["a"] * 3}},
+        {"same": same | {"precision": None}}, {"validation": 5}, {"validation": {"recall": "x"}}, {"untrained": "x"},
+        {"untrained": {"recall": None}}, {"validation": {"recall": 50.0, "map": []}},
+    ):  # fmt: skip
+        assert "cannot be used" in forged(metadata=metadata), metadata
 
 
 def test_a_dataset_of_another_size_is_refused(model: Model, pictures: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bier.config import Config, parse_settings
@@ -31,35 +31,46 @@ VALUES_ON_THE_COMMAND_LINE = (
 )
 
 
-@given(
-    st.dictionaries(
-        st.one_of(st.sampled_from(SECTIONS), st.text(max_size=8)),
-        st.one_of(VALUES, st.dictionaries(st.one_of(NAMES, st.text(max_size=8)), VALUES, max_size=5)),
-        max_size=5,
-    )
+TOML = st.dictionaries(
+    st.one_of(st.sampled_from(SECTIONS), st.text(max_size=8)),
+    st.one_of(VALUES, st.dictionaries(st.one_of(NAMES, st.text(max_size=8)), VALUES, max_size=5)),
+    max_size=5,
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_toml_is_a_config_or_refused(tmp_path: Path, content: dict[str, Any]) -> None:
-    path = tmp_path / "config.toml"
-    path.write_bytes(tomli_w.dumps(content).encode("utf-8", "surrogatepass"))
-    try:
-        config = Config.from_toml(path)
-    except ConfigError:
-        return  # any other exception would be a traceback
-    path.write_text(config.to_toml())
-    assert Config.from_toml(path) == config
 
 
-@given(st.one_of(st.text(max_size=200), st.binary(max_size=200)))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_file_is_a_config_or_refused(tmp_path: Path, content: str | bytes) -> None:
+def test_any_toml_is_a_config_or_refused(tmp_path: Path, tally: Any, drawn: Callable[[int, int], Any]) -> None:
     path = tmp_path / "config.toml"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-    try:
-        config = Config.from_toml(path)
-    except ConfigError:
-        return
-    assert config == Config()  # nothing but comments
+
+    @drawn(150, 3000)
+    @given(TOML)
+    def holds(content: dict[str, Any]) -> None:
+        path.write_bytes(tomli_w.dumps(content).encode("utf-8", "surrogatepass"))
+        try:
+            config = Config.from_toml(path)
+        except ConfigError:
+            tally.case("any TOML")
+            return  # any other exception would be a traceback
+        path.write_text(config.to_toml())
+        tally.case("any TOML", Config.from_toml(path) == config, note=repr(content))
+
+    holds()
+
+
+def test_any_file_is_a_config_or_refused(tmp_path: Path, tally: Any, drawn: Callable[[int, int], Any]) -> None:
+    path = tmp_path / "config.toml"
+
+    @drawn(60, 1000)
+    @given(st.one_of(st.text(max_size=200), st.binary(max_size=200)))
+    def holds(content: str | bytes) -> None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+        try:
+            config = Config.from_toml(path)
+        except ConfigError:
+            tally.case("any file as a config")
+            return
+        tally.case("any file as a config", config == Config(), note=repr(content))  # nothing but comments
+
+    holds()
 
 
 def test_any_value_of_any_setting(tally: Any) -> None:

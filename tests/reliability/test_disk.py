@@ -5,13 +5,15 @@ flushing, reserving), and a real file system of a few kilobytes, which also fail
 """
 
 import errno
+import io
+import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,17 @@ import torch
 from PIL import Image
 
 import bier
+import bier.cli
+from bier.collection import ImageSource
+from bier.data import list_images
 from bier.errors import BierError
 from bier.files import checksum
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
+from bier.paper.tiny import draw_tiny_data
 from bier.search import Index, embeddings, read_embeddings
+from bier.search.sources import build_index
 from bier.training import resolve
 from bier.training.run_folder import complete, read_checkpoint
 
@@ -104,6 +111,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, features_file: Path) -> Path
     config = resolve("a-bier", "features", settings)
     bier.train(config, root / "whole")
     shutil.copytree(root / "whole", root / "half")
+    build_index(ImageSource(root / "first", list_images(root / "photos"))).save(root / "index")
+    draw_tiny_data(root / "tiny")
     for left in ("checkpoints/step-4", "model"):
         shutil.rmtree(root / "half" / left)
     return root
@@ -116,7 +125,12 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 class Case:
-    """A command that writes into `folder`, where an older result of it lies."""
+    """A command that writes into `folder`, where an older result of it lies if it `replaces` one.
+
+    alike: whether the older and the newer result are the same.
+    """
+
+    replaces, alike = True, False
 
     def __init__(self, place: Path, folder: Path) -> None:
         self.place, self.folder = place, folder
@@ -162,6 +176,8 @@ class MakeIndex(Case):
 
 
 class Train(Case):
+    replaces, alike = False, True
+
     def begin(self) -> None:
         shutil.copytree(self.place / "half", self.folder)
 
@@ -176,6 +192,8 @@ class Train(Case):
 
 
 class Evaluate(Case):
+    alike = True
+
     def begin(self) -> None:
         self.folder.mkdir()
 
@@ -188,13 +206,93 @@ class Evaluate(Case):
         return page.count("</html>"), sorted(tree(self.folder / "report"))
 
 
+class AddToIndex(MakeIndex):
+    def arguments(self, model: str = "second") -> tuple[object, ...]:
+        index, photos = self.folder / "index", self.place / "photos"
+        if model == "first":
+            return ("index", self.place / "first", photos / "class 0", "--out", index, "--json")
+        return ("index", self.place / "first", photos, "--add", index, "--json")
+
+
+class Show(Case):
+    alike = True
+
+    def begin(self) -> None:
+        self.folder.mkdir()
+
+    def arguments(self, model: str = "second") -> tuple[object, ...]:
+        return ("data", "show", "--data", "folder", "--root", self.place / "photos", "--out", self.folder / "sheet.png")
+
+    def read(self) -> object:
+        with Image.open(self.folder / "sheet.png") as image:
+            return image.tobytes()
+
+
+class Picture(Show):
+    def arguments(self, model: str = "second") -> tuple[object, ...]:
+        query, picture = self.place / "photos" / "class 0" / "0.png", self.folder / "sheet.png"
+        return ("search", self.place / "index", query, "--picture", picture, "--json")
+
+
+class Hub(Case):
+    """A folder that must be new."""
+
+    replaces = False
+
+    def begin(self) -> None:
+        self.folder.mkdir()
+
+    def arguments(self, model: str = "second") -> tuple[object, ...]:
+        return ("export", self.place / model, "--to", "hub", "--out", self.folder / "hub", "--json")
+
+    def read(self) -> object:
+        return sorted(tree(bier.load(self.folder / "hub") and self.folder)) if any(self.folder.iterdir()) else None
+
+
+class Paper(Case):
+    """A run that has failed is what it becomes when the command is given again."""
+
+    replaces, alike = False, True
+
+    def begin(self) -> None:
+        self.folder.mkdir()
+
+    def arguments(self, model: str = "second") -> tuple[object, ...]:
+        options = (
+            "--row",
+            "Baseline",
+            "--budget",
+            "smoke",
+            "--root",
+            self.place / "tiny",
+            "--out",
+            self.folder / "out",
+        )
+        return ("paper", "run", "summary", *options, "--json")
+
+    def read(self) -> object:
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            patch.setattr(sys, "argv", ["bier", *map(str, self.arguments())])
+            with pytest.raises(SystemExit) as ended:
+                bier.cli.main()
+        changing = ("seconds", "date", "resumed", "measured_seconds")
+        rows = [json.loads(line) for line in (self.folder / "out" / "cub.jsonl").read_text().splitlines()]
+        return ended.value.code, [{key: value for key, value in row.items() if key not in changing} for row in rows]
+
+
 CASES: dict[str, tuple[type[Case], int]] = {  # with the operations that the short form leaves out between two
     "embed": (Embed, 4),
     "embed --cache": (EmbedWithCache, 6),
     "index": (MakeIndex, 4),
     "train": (Train, 7),
     "evaluate --report": (Evaluate, 8),
+    "index --add": (AddToIndex, 4),
+    "data show": (Show, 1),
+    "search --picture": (Picture, 1),
+    "export --to hub": (Hub, 3),
+    "paper": (Paper, 8),
 }
+SLOW = ("evaluate --report", "paper")
 
 
 def outcome(case: Case, older: object, newer: object, done: tuple[int, str, str]) -> tuple[bool, bool, str]:
@@ -212,14 +310,14 @@ def outcome(case: Case, older: object, newer: object, done: tuple[int, str, str]
 
 def older_and_newer(case: Case, cli: Cli) -> tuple[object, object]:
     case.begin()
-    if not isinstance(case, Train):
+    if case.replaces:
         assert cli(*case.arguments("first"))[0] == 0
     shutil.copytree(case.folder, case.folder.with_name("kept"))
     older = case.read()
     code, _, said = cli(*case.arguments())
     assert code == 0, said
     newer = case.read()
-    assert newer != older or isinstance(case, Evaluate | Train)
+    assert newer != older or case.alike
     return older, newer
 
 
@@ -239,8 +337,8 @@ def test_every_write_of_a_command(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    if name == "evaluate --report" and not soak:
-        pytest.skip("drawing a report takes seconds; `make soak` refuses each of its writes")
+    if name in SLOW and not soak:
+        pytest.skip("takes seconds; `make soak` refuses each of its writes")
     monkeypatch.setattr(embeddings, "SHARD", 5)
     kind, between = CASES[name]
     case = kind(place, tmp_path / "out")

@@ -3,23 +3,29 @@
 import io
 import json
 import os
+import socket
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from bier.data import list_images
 from bier.errors import DataError
+from bier.evaluate.audit import inspect_images
 from bier.images import MAX_PIXELS, open_image
 from bier.images.decode import _known_formats
 from bier.search import read_embeddings
 
 Attack = Callable[..., Any]
 HowMany = Callable[[int, int], int]
+TRAIN = ("--data", "folder", "--steps", 4, "--set", "model.backbone=conv4", "--set", "train.batch_classes=2")
+TRAIN += ("--set", "train.batch_images=3", "--set", "data.validation=0.0", "--json")
 PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 256, (24, 32, 3), dtype=np.uint8))
 
 
@@ -148,43 +154,87 @@ def test_a_folder_of_mutations_and_strangers(
     assert not (tmp_path / "w.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "dangling link", "link to itself", "folder", "socket"])
-def test_what_is_no_file(
-    attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, kind: str, monkeypatch: Any
-) -> None:
-    place = photos / "class 0" / "x.jpg"
+def put_no_file(place: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     match kind:
         case "fifo":
             os.mkfifo(place)
         case "device":
             place.symlink_to("/dev/zero")
         case "dangling link":
-            place.symlink_to(photos / "gone.jpg")
+            place.symlink_to(place.with_name("gone.jpg"))
         case "link to itself":
             place.symlink_to(place)
         case "folder":
             place.mkdir()
         case _:
-            import socket
+            with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX) as made:
+                patch.chdir(place.parent)  # the path of a socket is short
+                made.bind(place.name)
 
-            monkeypatch.chdir(place.parent)  # the path of a socket is short
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind("x.jpg")
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "dangling link", "link to itself", "folder", "socket"])
+def test_what_is_no_file(
+    attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, kind: str, monkeypatch: Any
+) -> None:
+    place = photos / "class 0" / "x.jpg"
+    put_no_file(place, kind, monkeypatch)
     out = tmp_path / "v.safetensors"
     commands = {
         "embed": ("embed", small_run, photos, "--out", out),
         "index": ("index", small_run, photos, "--out", tmp_path / "index"),
         "evaluate": ("evaluate", small_run / "model", "--data", "folder", "--root", photos, "--no-report"),
         "search": ("search", tmp_path / "index", place),
+        "data check": ("data", "check", "--data", "folder", "--root", photos, "--json"),
     }
     for name, command in commands.items():
         ended = attack(*command, limit=30)
-        good = ended.done if kind == "folder" and name != "search" else ended.refused
+        refused = ended.refused
+        if name == "data check":  # what it has found is its result
+            refused = ended.code == 2 and len(json.loads(ended.out)["unreadable"]) == 1
+        good = ended.done if kind == "folder" and name != "search" else refused
         tally.case("pipes, devices, links, folders by the name of an image", good, note=f"{kind} {name}: {ended}")
     ended = attack("embed", small_run, photos, "--out", out, "--skip-broken", "--json", limit=30)
     found = json.loads(ended.out) if ended.done else {}
     good = found.get("images") == 12 and len(found["skipped"]) == (kind != "folder")
     tally.case("pipes, devices, links, folders by the name of an image", good, note=f"{kind} --skip-broken: {ended}")
+    reasons = [reason for reason in inspect_images(list_images(photos)).reasons if reason]  # `data audit`
+    good = len(reasons) == (kind != "folder")
+    tally.case("pipes, devices, links, folders by the name of an image", good, note=f"{kind} audit: {reasons}")
+    for other in range(1, 4):  # so that training meets one, whichever classes it takes
+        put_no_file(photos / f"class {other}" / "x.jpg", kind, monkeypatch)
+    for option in ((), ("--skip-broken",)):
+        ended = attack("train", *TRAIN, "--root", photos, "--out", tmp_path / f"run{len(option)}", *option, limit=30)
+        good = ended.done if option or kind == "folder" else ended.refused
+        tally.case("pipes, devices, links, folders by the name of an image", good, note=f"{kind} train: {ended}")
+
+
+def test_urls_of_any_kind(
+    attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table may come from anybody: a URL in it that leads to no picture is one line, without its password."""
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("bier.images.decode.MOST_BYTES", 9_999)
+    fsspec.filesystem("memory").pipe("/large.png", bytes(10_000))
+    places = ["", "/dev/zero", "/dev/null", "/etc/passwd", f"{tmp_path}/pipe", f"{photos}", "x" * 5000]
+    urls = [f"{scheme}://{place}" for scheme in ("file", "local") for place in places]
+    urls += [f"{chain}::file:///dev/zero" for chain in ("simplecache", "zip://a", "tar://a", "reference://a", "dir")]
+    urls += ["memory://large.png", "memory://nothing", "never://x", "://", "data://x", "reference://x", "http://["]
+    urls += [f"{scheme}://me:s3cret@127.0.0.1:1/a.png" for scheme in ("http", "ftp", "sftp")]
+    table = tmp_path / "images.csv"
+    for url in urls:
+        table.write_text(f"path,label\n{url},a\n")
+        for name, arguments in {
+            "embed": ("embed", small_run, table, "--out", tmp_path / "v.safetensors"),
+            "source": ("embed", small_run, url, "--out", tmp_path / "v.safetensors"),
+        }.items():
+            ended = attack(*arguments, limit=30)
+            kept = "s3cret" not in ended.said + ended.out
+            listed = name == "source" and str(photos) in url  # a folder of images by its URL
+            tally.case("URLs", kept and (ended.done if listed else ended.refused), note=f"{name} {url[:60]}: {ended}")
+        reason = inspect_images(list_images(table)).reasons[0]  # `data audit`
+        tally.case("URLs", reason.isprintable() and bool(reason), note=f"audit {url[:60]}: {reason}")
+    table.write_text(f"path,label\nfile://{photos}/class 0/0.png,a\n")
+    assert attack("embed", small_run, table, "--out", tmp_path / "v.safetensors").done
 
 
 def test_links_in_a_circle_add_nothing(attack: Attack, tally: Any, small_run: Path, photos: Path) -> None:

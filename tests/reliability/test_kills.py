@@ -8,13 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from bier.method.ensemble import EmbeddingEnsemble
-from bier.models.backbones import build_backbone
-from bier.models.model import Model
+from bier import collection
+from bier.search import Index
 from bier.search.embeddings import EmbeddingsWriter
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -36,21 +33,48 @@ def test_killed_commands_end_as_if_nothing_had_happened(
             tally.case(f"kills: {name}", survived, lost, note)
 
 
-def test_two_processes_on_one_file(tally: Any, tmp_path: Path, cli: Cli) -> None:
+@pytest.fixture
+def model(small_run: Path) -> Path:
+    return small_run / "model"
+
+
+def one_line(done: tuple[int, str, str], words: str) -> bool:
+    code, out, said = done
+    return (code, out, len(said.splitlines())) == (2, "", 1) and words in said
+
+
+def test_two_processes_on_one_file(tally: Any, model: Path, photos: Path, tmp_path: Path, cli: Cli) -> None:
     """The second one says so in one line; what the first has written so far stays."""
-    random = np.random.default_rng(0)
-    (tmp_path / "photos").mkdir()
-    for number in range(3):
-        picture = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
-        Image.fromarray(picture).save(tmp_path / "photos" / f"{number}.png")
-    Model(build_backbone("conv4"), EmbeddingEnsemble(512, (4, 8))).save(tmp_path / "model")
-    arguments = ("embed", tmp_path / "model", tmp_path / "photos", "--out", tmp_path / "v.safetensors")
+    arguments = ("embed", model, photos, "--out", tmp_path / "v.safetensors")
     writer = EmbeddingsWriter(tmp_path / "v.safetensors", 3, "another process")
     with writer.locked():
         writer.begin()
-        code, out, said = cli(*arguments)
-        one_line = (code, out, len(said.splitlines())) == (2, "", 1) and "Another process is writing" in said
+        done = cli(*arguments)
         lost = (tmp_path / "v.parts" / "pass.json").read_text() != "another process"
-        tally.case("two processes: embed", one_line, lost, said)
+        tally.case("two processes: embed", one_line(done, "Another process is writing"), lost, done[2])
     code, _, said = cli(*arguments)
     tally.case("two processes: embed", code == 0 and not (tmp_path / "v.parts").exists(), note=said)
+
+
+def test_two_processes_that_change_one_index(
+    tally: Any, model: Path, photos: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that added at once, the later one saved an index without what the other had added, and both said so."""
+    index, adding = tmp_path / "index", collection._add_missing
+    assert cli("index", model, photos / "class 0", "--out", index)[0] == 0
+    seen: list[tuple[int, str, str]] = []
+
+    def add_beside_others(*arguments: Any) -> int:
+        monkeypatch.setattr(collection, "_add_missing", adding)
+        seen.append(cli("index", model, photos / "class 2", "--add", index))
+        seen.append(cli("index", model, photos / "class 2", "--out", index))
+        return adding(*arguments)
+
+    monkeypatch.setattr(collection, "_add_missing", add_beside_others)
+    code, _, said = cli("index", model, photos / "class 1", "--add", index)
+    for done in seen:
+        tally.case("two processes: index", one_line(done, "Another process is saving the index"), note=done[2])
+    ids = Index.load(index).ids
+    tally.case("two processes: index", code == 0 and len(seen) == 2, lost=len(ids) != 6, note=f"{said} {ids}")
+    assert cli("index", model, photos / "class 2", "--add", index)[0] == 0
+    assert len(Index.load(index)) == 9

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bier
+from bier.collection import KS
 from bier.errors import BierError
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.method.ensemble import EmbeddingEnsemble
@@ -104,3 +105,18 @@ def test_no_input_gives_nan(tally: Any, name: str) -> None:
         tally.case("numbers: strange input, search", bool(np.isfinite(scores).all()), note=name)
     except BierError as error:
         tally.case("numbers: strange input, search", "\n" not in str(error), note=f"{name}: {error}")
+
+
+@pytest.mark.parametrize("scale", [1e20, 1e-20, 1e38, 1e-30])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_recall_of_long_and_short_vectors(tally: Any, scale: float, kind: type[Any]) -> None:
+    """Scores that overflow or underflow in float32 once made every query a miss."""
+    labels = np.repeat(np.arange(6), 8)
+    vectors = np.random.default_rng(0).normal(size=(6, 16))[labels] + np.random.default_rng(1).normal(size=(48, 16))
+    vectors /= np.abs(vectors).max()
+    expected = bier.recall_at_k(vectors, labels, KS)
+    found = bier.recall_at_k((vectors * scale).astype(kind), labels, KS)
+    tally.case("recall of scaled vectors", found == expected, note=f"{scale:g}: {found}, expected {expected}")
+    others = bier.recall_at_k((vectors * scale).astype(kind), labels, KS, vectors, labels)
+    expected = bier.recall_at_k(vectors, labels, KS, vectors, labels)
+    tally.case("recall of scaled vectors", others == expected, note=f"{scale:g} with a gallery: {others}")

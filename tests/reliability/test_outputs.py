@@ -1,6 +1,7 @@
 """Results that cannot be written: one line, exit code 2, and what was there before is still whole."""
 
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -71,6 +72,59 @@ def test_a_full_disk_leaves_what_was_there(
             ended = attack(*command)
         good = ended.refused and any(words in ended.said for words in ("disk is full", "File too large"))
         tally.case("full disk", good, lost=content(tmp_path) != before, note=f"{name}: {ended}")
+
+
+def test_what_is_not_ours_is_not_replaced(
+    attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path
+) -> None:
+    """`embed --out run/model/model.safetensors` once took the place of the weights; so did others with pictures."""
+    run, picture = tmp_path / "run", photos / "class 0" / "0.png"
+    shutil.copytree(small_run, run)
+    (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "more.parts").mkdir()
+    (tmp_path / "more.parts" / "1.jpg").write_bytes(picture.read_bytes())
+    data = ("--data", "folder", "--root", photos)
+    before = content(tmp_path)
+    for command in (
+        ("embed", run, photos, "--out", run / "model" / "model.safetensors"),
+        ("embed", run, photos, "--out", tmp_path / "other.safetensors"),
+        ("embed", run, photos, "--out", tmp_path / "more.safetensors"),
+        ("export", run, "--out", picture),
+        ("export", run, "--to", "hub", "--out", photos),
+        ("index", run, photos, "--out", photos),
+        ("evaluate", run / "model", *data, "--report", photos),
+        ("evaluate", run / "model", *data, "--report", run),
+        ("train", *data, "--steps", 1, "--set", "model.backbone=conv4", "--out", run),
+    ):
+        ended = attack(*command)
+        lost = any(path.read_bytes() != known for path, known in before.items())
+        tally.case("what is not ours", ended.refused, lost, note=f"{command}: {ended}")
+    assert set(content(tmp_path)) == set(before)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_links_are_followed(
+    attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, there: bool
+) -> None:
+    """A link may lead to a disk with more room: what is written lands there, and the link stays."""
+    far = tmp_path / "far"
+    far.mkdir()
+    data = ("--data", "folder", "--root", photos)
+    for name, command in {
+        "v.safetensors": ("embed", small_run, photos),
+        "sheet.png": ("data", "show", *data),
+        "report": ("evaluate", small_run / "model", *data),
+        "index": ("index", small_run, photos),
+    }.items():
+        link, target = tmp_path / name, far / name
+        link.symlink_to(target)
+        option = "--report" if name == "report" else "--out"
+        if there or name == "index":  # a folder that is locked must be there
+            _ = target.mkdir() if target.suffix == "" else target.write_bytes(b"")
+        ended = attack(*command, option, link)
+        kept = link.is_symlink() and (target.is_dir() if target.suffix == "" else target.stat().st_size > 0)
+        left = [path.name for path in (*tmp_path.glob(".*"), *far.glob(".*"))]
+        tally.case("links to write through", ended.done and kept and not left, note=f"{name}: {ended} {left}")
 
 
 def content(folder: Path) -> dict[Path, bytes]:

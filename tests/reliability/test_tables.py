@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bier.data import list_images, load
@@ -141,18 +141,22 @@ CELL = st.one_of(
 HEAD = st.sampled_from(["path", "label", "split", "is_query", "is_gallery", "x1", "y1", "x2", "y2", "more", ""])
 
 
-@given(st.data())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_table_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    width = data.draw(st.integers(1, 8))
-    rows = [data.draw(st.lists(HEAD, min_size=width, max_size=width))]
-    rows += data.draw(st.lists(st.lists(CELL, min_size=width, max_size=width), max_size=5))
-    text = "\n".join(",".join(row) for row in rows)
-    content = data.draw(st.one_of(st.just(text.encode()), st.binary(max_size=200)))
-    (tmp_path / "t.csv").write_bytes(content)
-    for read in (list_images, lambda path: load("table", path)):
-        with suppress(BierError):  # any other exception would be a traceback
-            read(tmp_path / "t.csv")
+def test_any_table_is_read_or_refused(tmp_path: Path, tally: Any, drawn: Callable[[int, int], Any]) -> None:
+    @drawn(120, 2000)
+    @given(st.data())
+    def holds(data: st.DataObject) -> None:
+        width = data.draw(st.integers(1, 8))
+        rows = [data.draw(st.lists(HEAD, min_size=width, max_size=width))]
+        rows += data.draw(st.lists(st.lists(CELL, min_size=width, max_size=width), max_size=5))
+        text = "\n".join(",".join(row) for row in rows)
+        content = data.draw(st.one_of(st.just(text.encode()), st.binary(max_size=200)))
+        (tmp_path / "t.csv").write_bytes(content)
+        for read in (list_images, lambda path: load("table", path)):
+            with suppress(BierError):  # any other exception would be a traceback
+                read(tmp_path / "t.csv")
+            tally.case("any table")
+
+    holds()
 
 
 def test_malformed_folders(attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path) -> None:
@@ -199,6 +203,30 @@ def test_a_class_folder_that_cannot_be_read(
         tally.case("unreadable files", ended.refused and named, note=f"{command}: {ended}")
 
 
+def test_an_image_that_cannot_be_read(
+    attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, refused = os.open, photos / "class 1" / "5.png"
+
+    def refusing(path: Any, *rest: Any, **options: Any) -> int:
+        if isinstance(path, str | os.PathLike) and Path(path) == refused:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", refusing)
+    embed = ("embed", small_run, photos, "--out", tmp_path / "v.safetensors", "--workers", 0)
+    for command in (embed, ("search", tmp_path / "index", refused)):
+        if command[0] == "search":
+            assert attack("index", small_run, photos / "class 0", "--out", tmp_path / "index").done
+        ended = attack(*command)
+        named = "5.png: permission denied" in ended.said
+        tally.case("unreadable files", ended.refused and named, note=f"{command}: {ended}")
+    ended = attack(*embed, "--skip-broken", "--json")
+    found = json.loads(ended.out) if ended.done else {}
+    good = found.get("images") == 11 and [one["path"] for one in found["skipped"]] == [str(refused)]
+    tally.case("unreadable files", good, note=str(ended))
+
+
 def test_weights_that_cannot_be_read(
     attack: Attack, tally: Any, small_run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,8 +237,13 @@ def test_weights_that_cannot_be_read(
             raise PermissionError(13, "Permission denied", str(self))
         return opened(self, *arguments, **options)
 
+    def read_bytes(self: Path) -> bytes:
+        with self.open("rb") as file:
+            content: bytes = file.read()
+        return content
+
     monkeypatch.setattr(Path, "open", refusing)
-    monkeypatch.setattr(Path, "read_bytes", lambda self: self.open("rb").read())
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     for command in (
         ("embed", small_run, photos, "--out", tmp_path / "v.safetensors"),
         ("evaluate", small_run, "--data", "folder", "--root", photos),

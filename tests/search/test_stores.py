@@ -401,6 +401,11 @@ SECRET = "s3cr%25t"
         f"milvus:http://me:{SECRET}@127.0.0.1:1",
         f"milvus:http://me:{SECRET}@127.0.0.1:port",
         f"mysql://me:{SECRET}@127.0.0.1/shop",
+        f"postgresql://me:x {SECRET}@127.0.0.1:1/shop",
+        f"postgresql://me:x\n{SECRET}@127.0.0.1:1/shop",
+        f"postgresql:me:{SECRET}@127.0.0.1/shop",
+        f"postgresql:host=127.0.0.1 port=1 password='x {SECRET}'",
+        f"qdrant:http://127.0.0.1:1?api-key={SECRET}",
     ],
 )
 def test_a_server_that_is_not_there_is_one_line_without_the_password(wrong: str) -> None:

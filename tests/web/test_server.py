@@ -152,11 +152,16 @@ def test_an_upload_finds_itself_and_is_remembered(
     assert code(client.get("/api/search", params={"id": "upload:none"})) == (404, "forgotten")
 
 
-def test_old_uploads_are_forgotten(collection: Collection, pixels: NDArray[np.uint8]) -> None:
-    with serving(collection, Limits(rate=1000, burst=10_000, uploads=2)) as client:
+@pytest.mark.parametrize(("room", "kept"), [(2.5, [404, 200, 200]), (0, [404, 404, 200])])
+def test_old_uploads_are_forgotten(
+    collection: Collection, pixels: NDArray[np.uint8], room: float, kept: list[int]
+) -> None:
+    """By the bytes of their thumbnails and vectors; the newest stays, however little room there is."""
+    size = 1024 + 4 * 48 + 2 * len(png(pixels[0]))
+    with serving(collection, Limits(rate=1000, burst=10_000, remembered=int(room * size))) as client:
         names = [send(client, png(pixels[row])).json()["query"]["id"] for row in range(3)]
-        assert [client.get("/api/search", params={"id": name}).status_code for name in names] == [404, 200, 200]
-        assert [client.get(f"/api/image/{name}").status_code for name in names] == [404, 200, 200]
+        assert [client.get("/api/search", params={"id": name}).status_code for name in names] == kept
+        assert [client.get(f"/api/image/{name}").status_code for name in names] == kept
 
 
 def test_images_are_those_of_the_collection_and_no_others(

@@ -9,6 +9,7 @@ import typer
 
 from bier.cli.terminal import Backbone, Json, emit, model_or_backbone, say
 from bier.errors import ConfigError
+from bier.files import folder_aside
 
 if TYPE_CHECKING:
     from bier.models.model import Model
@@ -106,11 +107,11 @@ def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, 
         private = ("root =", "cache =", "weights =", "sha256 =")
         card["settings"] = "\n".join(line for line in lines if not line.startswith(private))
     pictures = [run / "report" / f"{name}.png" for name in ("typical", "learners")] if run is not None else []
-    if picture := next(filter(Path.is_file, pictures), None):
-        out.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, out / picture.name)
-        card["picture"] = picture.name
-    model.save_pretrained(out, model_card_kwargs=card)
+    with folder_aside(out) as aside:
+        if picture := next(filter(Path.is_file, pictures), None):
+            shutil.copyfile(picture, aside / picture.name)
+            card["picture"] = picture.name
+        model.save_pretrained(aside, model_card_kwargs=card)
 
 
 def _read_results(path: Path) -> dict[str, Any]:

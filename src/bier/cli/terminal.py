@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bier.models.model import Untrained
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress where there is no terminal
+_CREDENTIALS = re.compile(r"://[^\s/]*@")
 NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
 
 Data = Annotated[
@@ -94,8 +96,11 @@ Settings = Annotated[
 
 
 def shown(text: str) -> str:
-    """Text of several lines without control characters: a label may hold codes that a terminal obeys."""
-    return "\n".join(map(printable, text.split("\n")))
+    """Text of several lines without control characters: a label may hold codes that a terminal obeys.
+
+    Nor with the user and the password of a URL, as a table of images may have them.
+    """
+    return "\n".join(map(printable, _CREDENTIALS.sub("://***@", text).split("\n")))
 
 
 class PlainConsole(Console):

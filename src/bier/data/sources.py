@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -58,6 +59,8 @@ def _list_url(url: str) -> Part:
     try:
         if posixpath.splitext(url)[1].lower() in TABLE_ENDINGS:
             return _table_part(url, _columns(url))
+        if "::" in url:
+            raise DataError(f"A URL must not have '::' in it. Got {printable(url)} instead.")
         system, place = fsspec.core.url_to_fs(url)
         root = place.rstrip("/") + "/"
         found = sorted(path.removeprefix(root) for path in system.find(place))
@@ -413,7 +416,7 @@ def _arrays(root: Path) -> dict[str, NDArray[Any]]:
 def _npy(path: Path) -> NDArray[Any]:
     try:
         return np.asarray(np.load(path, allow_pickle=False))
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, TokenError) as error:  # the header is a text of Python
         raise DataError(f"{path} must be an array of numbers or texts saved by numpy. Got: {error}.") from error
 
 

@@ -190,9 +190,9 @@ def inspect_images(part: Part, workers: int | None = None, progress: Progress | 
     def read(row: int) -> None:
         image, box = part.images[row], box_of(part.boxes, row)
         try:
+            opened = open_image(image, at_least=2 * SIDE, box=box)  # which refuses what is no file, as a pipe
             data = files.read_url(image) if isinstance(image, str) else image
             content = files.checksum(data if isinstance(data, Path | bytes) else data.tobytes())
-            opened = open_image(image, at_least=2 * SIDE, box=box)
         except (DataError, OSError) as error:
             reasons[row] = str(error)
             return

@@ -1,10 +1,8 @@
 """Any picture to RGB: the one place where a file of unknown origin is opened."""
 
-import errno
 import io
 import math
 import os
-import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,13 +15,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from bier.errors import DataError
-from bier.files import is_url, printable, read_url
+from bier.files import is_url, open_file, printable, read_url
 
 Source = str | os.PathLike[str] | bytes | Image.Image | NDArray[Any]
 Box = tuple[float, float, float, float]
 
 MAX_PIXELS = 89_478_485
 """Pictures with more pixels are refused: 256 MB in RGB, the size at which Pillow begins to warn of bombs."""
+
+MOST_BYTES = 2**30  # of a file behind a URL; the largest picture that is read takes 716 MB in the longest format
 
 # Formats that are decoded inside this process. Left out on purpose: EPS, which starts Ghostscript on the file.
 _FORMATS = (
@@ -134,17 +134,7 @@ def _opened(source: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
 def _data(source: str | os.PathLike[str] | bytes) -> IO[bytes]:
     if isinstance(source, bytes):
         return io.BytesIO(source)
-    return io.BytesIO(read_url(str(source))) if is_url(source) else _opened_file(source)
-
-
-def _opened_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """A regular file. To open a pipe would wait for somebody who writes to it, unless O_NONBLOCK says otherwise."""
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    kind = os.fstat(handle).st_mode
-    if stat.S_ISREG(kind):
-        return open(handle, "rb")  # noqa: PTH123 - a handle, which the caller closes
-    os.close(handle)
-    raise IsADirectoryError(errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else ValueError("it is not a file")
+    return io.BytesIO(read_url(str(source), MOST_BYTES)) if is_url(source) else open_file(source)
 
 
 @cache

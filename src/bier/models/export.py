@@ -84,8 +84,8 @@ def export_onnx(model: Model, path: str | Path, learners: int | None = None, *, 
         raise ConfigError(f"The 'takes' parameter must be one of {', '.join(get_args(GraphInput))}. Got {takes!r}.")
     path, single = Path(path), takes == "image" and bool(model.backbone.crop)
     model.ensemble.vector(torch.zeros(1, model.dimension), model.weighting, learners)  # an error where it cannot be
-    if path.is_dir():  # before minutes of work
-        raise ConfigError(f"The graph must be written to a file like model.onnx. Got the folder {path} instead.")
+    if path.suffix != ".onnx" or path.is_dir():  # before minutes of work, and in place of no picture
+        raise ConfigError(f"The graph must be written to a file that ends in .onnx. Got {str(path)!r} instead.")
     graph = _network_graph(model, learners, single)
     if single:
         graph = _with_preparation(graph, model.backbone.resize, model.backbone.crop)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
@@ -38,10 +38,39 @@ HUB_DESCRIPTION = "config.json"  # the same record under the name that hubs expe
 _LARGEST_SIDE = 8192  # pixels: a batch of one such picture takes 800 MB
 
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Same(BaseModel):
+    """What is read of `bier.evaluate.verification.find_same`."""
+
+    model_config = _STRICT
+    prefixes: list[float | None]
+    learners: list[float | None]
+    precision: float
+    part: str
+    classes: int
+
+
+class _Scores(BaseModel):
+    model_config = _STRICT
+    recall: float
+    map: float | None = None
+
+
+class _Metadata(BaseModel):
+    """The metadata that are read again; others are nobody's business."""
+
+    model_config = _STRICT
+    same: _Same | None = None
+    validation: _Scores | None = None
+    untrained: _Scores | None = None
+
+
 class Description(BaseModel):
     """What model.json must hold: types and ranges, checked before anything of that size is built."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    model_config = _STRICT
     backbone: str
     features: int = Field(ge=1, le=2**20)
     folded: bool
@@ -55,6 +84,15 @@ class Description(BaseModel):
     weighting: Weighting
     precision: Precision
     metadata: dict[str, Any]
+
+    @field_validator("metadata")
+    @classmethod
+    def _checked(cls, metadata: dict[str, Any], known: ValidationInfo) -> dict[str, Any]:
+        same = _Metadata.model_validate(metadata).same
+        learners = len(known.data.get("groups", ()))
+        if same is not None and not len(same.prefixes) == len(same.learners) == learners:
+            raise ValueError(f"'same' must have a threshold for each of {learners} learners")
+        return metadata
 
 
 _KEYS = {*Description.model_fields, "version", "sha256"}  # of a model.json without a checksum of its own

@@ -11,7 +11,7 @@ A file without `about` (of an earlier version or another program) is read togeth
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -47,6 +47,7 @@ class EmbeddingsWriter:
     def begin(self) -> int:
         """Remove shards of other vectors; the number of rows that are already done. One process calls this."""
         mark = self.parts / "pass.json"
+        self._refuse_others()
         with files.writing(self.parts):
             for path in (self.out, self.out.with_suffix(".json")):
                 files.remove_leftovers(path)
@@ -59,6 +60,21 @@ class EmbeddingsWriter:
         for number in range(len(self.shards)):
             self._drop_damaged(number)
         return sum(len(rows) for number, rows in enumerate(self.shards) if self._is_done(number))
+
+    def _refuse_others(self) -> None:
+        """A SearchError if something else has a name that is about to be replaced, such as the weights of a model."""
+        words, begun = self.out.with_suffix(".json"), ("shard-", ".shard-", "pass.json", ".pass.json", files.LOCK)
+        with suppress(OSError, ValueError):  # a damaged file may be replaced
+            if "vectors" not in files.tensors_in(self.out):
+                raise SearchError(f"The file {self.out} must be new or an embeddings file. It holds other tensors.")
+        if words.exists() and not self.out.exists():
+            raise SearchError(f"The file {words} belongs to {self.out}, which is not there. Choose another --out.")
+        others = [path.name for path in self.parts.iterdir() if not path.name.startswith(begun)]
+        if others:
+            raise SearchError(
+                f"The folder {self.parts} must be new or left by `bier embed`. It holds {others[0]!r}; "
+                "choose another --out."
+            )
 
     def share(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, range, bool]]:
         """(number, rows, whether it is done) of every `world`-th shard, beginning with shard `rank`."""

@@ -175,8 +175,13 @@ class Index(Store):
 
     def save(self, path: str | Path) -> None:
         """Write a folder, and replace an index that is there in one step: a crash leaves the old one or the new one."""
+        with storage.locked(Path(path)):
+            self.save_locked(Path(path))
+
+    def save_locked(self, path: Path) -> None:
+        """As `save`, for one who has held `storage.locked` since the index was loaded and loses no change of others."""
         parts = storage.Parts(self._vectors, self._entries, self._graph, self._bits)
-        storage.save(Path(path), parts, self.kind, self.effort, dict(self.about), self.precision)
+        storage.save(path, parts, self.kind, self.effort, dict(self.about), self.precision)
 
     @classmethod
     def load(cls, path: str | Path, mmap: bool = True, verify: bool | None = None) -> "Index":

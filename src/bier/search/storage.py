@@ -14,7 +14,8 @@ processes that save at once, one is told to wait.
 import json
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -70,41 +71,47 @@ class Parts(NamedTuple):
     bits: BinaryCodes | None
 
 
-def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str, Any], precision: str) -> None:
-    """Write the index. `folder` must be new, empty or an index already."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Change an index. `folder` must be new, empty or an index already; a BusyError if another process changes it."""
     _old_data(folder)
     with files.locked(folder, "saving the index"):
-        old = _old_data(folder)
-        data = folder / f"{_DATA}{secrets.token_hex(4)}"
-        try:
-            data.mkdir()
-            _write_data(data, parts, precision)
-            files.flush_files(data)
-            stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION if precision != "float32" or parts.bits is not None else 1,
-                "data": data.name,
-                "kind": kind,
-                "precision": precision,
-                "effort": effort,
-                "groups": list(parts.vectors.groups),
-                "rows": parts.entries.rows,
-                "about": about,
-                "files": stamps,
-            }
-            aside = data / MANIFEST
-            aside.write_bytes(_json(files.with_checksum(manifest), indent=2))
-            files.flush(aside)
-            aside.replace(folder / MANIFEST)
-            files.flush_folder(folder)
-        except OSError as error:
-            raise SearchError(f"The index could not be written to {folder}: {files.reason(error)}.") from error
-        finally:
-            if not _names(folder, data):
-                shutil.rmtree(data, ignore_errors=True)
-        for left in old:
-            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str, Any], precision: str) -> None:
+    """Write the index into a folder that is locked."""
+    old = _old_data(folder)
+    data = folder / f"{_DATA}{secrets.token_hex(4)}"
+    try:
+        data.mkdir()
+        _write_data(data, parts, precision)
+        files.flush_files(data)
+        stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION if precision != "float32" or parts.bits is not None else 1,
+            "data": data.name,
+            "kind": kind,
+            "precision": precision,
+            "effort": effort,
+            "groups": list(parts.vectors.groups),
+            "rows": parts.entries.rows,
+            "about": about,
+            "files": stamps,
+        }
+        aside = data / MANIFEST
+        aside.write_bytes(_json(files.with_checksum(manifest), indent=2))
+        files.flush(aside)
+        aside.replace(folder / MANIFEST)
+        files.flush_folder(folder)
+    except OSError as error:
+        raise SearchError(f"The index could not be written to {folder}: {files.reason(error)}.") from error
+    finally:
+        if not _names(folder, data):
+            shutil.rmtree(data, ignore_errors=True)
+    for left in old:
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def load(folder: Path, mmap: bool = True, verify: bool | None = None) -> tuple[Parts, _Manifest]:

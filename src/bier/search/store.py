@@ -174,10 +174,16 @@ def checked_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str)
         raise SearchError(f"{name} must hold vectors of one model. It holds another model's; empty it with --rebuild.")
 
 
+_SECRETS = re.compile(r"(?i)((?:password|passwd|pwd|token|secret|api[-_]?key)\s*=\s*)('[^']*'|[^&\s#]*)")
+
+
 def without_secrets(text: str) -> str:
-    """A URI, or a message with one, without user, password and tokens."""
-    text = re.sub(r"://\S*@", "://***@", text)
-    return re.sub(r"(?i)((?:password|passwd|token|api_?key)=)[^&\s#]*", r"\1***", text)
+    """A store's URI, or a message with one, without user, password and tokens.
+
+    From the first colon on, whatever it is: in a URI that is not written as it should be, too much is hidden rather
+    than too little.
+    """
+    return _SECRETS.sub(r"\1***", re.sub(r"(?s)(:/*|//).*@", r"\1***@", text))
 
 
 def _plain_list(values: Sequence[Any] | NDArray[Any]) -> list[Any]:

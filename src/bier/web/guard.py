@@ -34,7 +34,7 @@ class Limits:
     results, shortlist: the most that one search returns and compares.
     browsed: the most images in one response of /api/browse.
     waiting: uploads that may wait for the model at one time; more are refused.
-    uploads: pictures whose vectors are remembered, so that the page can return to them.
+    remembered: bytes of the vectors and thumbnails of uploads that are kept, so that the page can return to them.
     rate, burst: points per second that a client gains, and the most it can accumulate; `COSTS` has the prices.
     """
 
@@ -47,7 +47,7 @@ class Limits:
     shortlist: int = 10_000
     browsed: int = 200
     waiting: int = 8
-    uploads: int = 256
+    remembered: int = 32 * 2**20
     rate: float = 20.0
     burst: float = 120.0
 

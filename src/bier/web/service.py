@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_process
@@ -27,37 +27,52 @@ from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
 from bier.web.guard import ApiError, Limits, too_large
 
 UPLOAD = "upload:"
-_MEMORY = 64 * 2**20
+_THUMBNAILS = 64 * 2**20  # bytes
 _PATIENCE = 5  # times the seconds of processor time that a picture may take; the machine may be busy
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-class ThumbnailCache:
-    """The thumbnails used last, up to 64 MB. Safe to use from several threads.
+class Recent(Generic[K, V]):
+    """The values used last, up to `most` bytes by `size`; the newest stays in any case. Safe in several threads.
 
     `functools.lru_cache` bounds the number of entries; this bounds their bytes.
     """
 
-    def __init__(self, most: int = _MEMORY) -> None:
-        self._most, self._bytes = most, 0
-        self._known: OrderedDict[tuple[str, int], Thumbnail] = OrderedDict()
+    def __init__(self, most: int, size: Callable[[V], int]) -> None:
+        self._most, self._size, self._bytes = most, size, 0
+        self._known: OrderedDict[K, V] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, name: str, size: int) -> Thumbnail | None:
+    def get(self, key: K) -> V | None:
         with self._lock:
-            if (name, size) in self._known:
-                self._known.move_to_end((name, size))
-            return self._known.get((name, size))
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
 
-    def add(self, name: str, size: int, made: Thumbnail) -> None:
+    def add(self, key: K, value: V) -> None:
         with self._lock:
-            if (name, size) not in self._known:
-                self._known[name, size] = made
-                self._bytes += len(made.data)
-            while self._bytes > self._most and self._known:
-                self._bytes -= len(self._known.popitem(last=False)[1].data)
+            if key in self._known:
+                return
+            self._known[key] = value
+            self._bytes += self._size(value)
+            while self._bytes > self._most and len(self._known) > 1:
+                self._bytes -= self._size(self._known.popitem(last=False)[1])
+
+
+class Upload(NamedTuple):
+    """A picture that was uploaded, as it is remembered: without its pixels."""
+
+    vector: Floats
+    thumbnails: dict[int, Thumbnail]
+
+    @property
+    def size(self) -> int:
+        """In bytes, with a kilobyte for the objects themselves."""
+        return 1024 + self.vector.nbytes + sum(len(one.data) for one in self.thumbnails.values())
 
 
 class Query(NamedTuple):
@@ -115,9 +130,8 @@ class Service:
         for row, label in enumerate(self.labels):
             if label is not None:
                 self._rows_of_label.setdefault(label, []).append(row)
-        self._thumbnails = ThumbnailCache()
-        self._uploads: OrderedDict[str, tuple[Floats, dict[int, Thumbnail]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._thumbnails = Recent[tuple[str, int], Thumbnail](_THUMBNAILS, lambda made: len(made.data))
+        self._uploads = Recent[str, Upload](limits.remembered, lambda upload: upload.size)
         self._encoding, self._searching = CapacityLimiter(1), CapacityLimiter(4)
         self._decoding, self._drawing, self._processes = CapacityLimiter(2), CapacityLimiter(2), CapacityLimiter(4)
         self._threads = ThreadPoolExecutor(4, "search")
@@ -200,12 +214,11 @@ class Service:
 
     async def thumbnail(self, name: str, size: int) -> Thumbnail:
         """The small picture of an id or an upload."""
-        with self._lock:
-            if name in self._uploads:
-                return self._uploads[name][1][size]
+        if (upload := self._uploads.get(name)) is not None:
+            return upload.thumbnails[size]
         if name not in self._row_of:
             raise ApiError(404, "unknown_id", "The collection has no such image.")
-        known = self._thumbnails.get(name, size)
+        known = self._thumbnails.get((name, size))
         if known is not None:
             return known
         gone = ApiError(410, "gone", "The file of this image cannot be read any more.")
@@ -216,7 +229,7 @@ class Service:
         made = await self._in_process(self._drawing, draw, source, box, size)
         if isinstance(made, str):
             raise gone
-        self._thumbnails.add(name, size, made)
+        self._thumbnails.add((name, size), made)
         return made
 
     async def _in_process(self, limiter: CapacityLimiter, work: Callable[..., T | Refusal], *given: Any) -> T | Refusal:
@@ -244,11 +257,8 @@ class Service:
         return ApiError(422, why, "The picture is broken: it could not be read completely.")
 
     def _find(self, name: str) -> Query | None:
-        with self._lock:
-            known = self._uploads.get(name)
-            if known is not None:
-                self._uploads.move_to_end(name)
-                return Query(name, known[0])
+        if (upload := self._uploads.get(name)) is not None:
+            return Query(name, upload.vector)
         if name not in self._row_of:
             return None
         row = self._row_of[name]
@@ -257,10 +267,7 @@ class Service:
     def _encode(self, decoded: Decoded) -> Query:
         vector = self.collection.model.encode([decoded.square], workers=0)[0]
         name = UPLOAD + secrets.token_urlsafe(12)
-        with self._lock:
-            self._uploads[name] = (vector, decoded.thumbnails)
-            while len(self._uploads) > self.limits.uploads:
-                self._uploads.popitem(last=False)
+        self._uploads.add(name, Upload(vector, decoded.thumbnails))
         return Query(name, vector)
 
     def _search(
