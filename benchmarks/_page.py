@@ -23,15 +23,17 @@ def rows(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
 
 
 def ratios(records: Sequence[Record]) -> str:
-    """Every figure, with its goal if it has one."""
+    """Every figure that has a goal."""
     lines, met = [], []
     for record in records:
         for one in record["figures"]:
-            goal = f"{ {'<=': '≤', '>=': '≥'}[one['sign']] } {one['goal']:g}" if "goal" in one else ""
-            reached = {None: "", True: "met", False: "**missed**"}[one.get("met")]
+            if "goal" not in one:
+                continue
+            goal = f"{ {'<=': '≤', '>=': '≥'}[one['sign']] } {one['goal']:g}"
             value = f"{cell(float(one['value']))} {one['unit']}".strip()
+            reached = "met" if one["met"] else "**missed**"
             lines.append((f"`{record['benchmark']}`", one["what"], one["against"], value, goal, reached))
-            met += [one["met"]] if "goal" in one else []
+            met.append(one["met"])
     table = rows(("benchmark", "what", "compared with", "measured", "goal", ""), lines)
     return f"{sum(met)} of {len(met)} goals are met.\n\n{table}"
 

@@ -1,9 +1,9 @@
-"""What re-ranking of the 100 nearest images gains and costs: `python benchmarks/rerank.py --data cub --root DATA`.
+"""What re-ranking of the 100 nearest images gains and costs: `python benchmarks/rerank.py --data cub folder`.
 
 The untrained EfficientNet-Lite0, or a model, on the test part of a data set: each method against the plain order, once
 as it is and once with a single image of the query's class in the gallery, which is where re-ranking hurts. Last, the
-threshold of "same or not": found on validation classes, tested on test classes. `--vectors FILE` keeps the vectors for
-the next time.
+threshold of "same or not": found on validation classes, tested on test classes. `--vectors FOLDER` keeps the vectors
+for the next time.
 """
 
 import argparse
@@ -32,6 +32,7 @@ def encoded(model: bier.Model, dataset: Dataset, file: Path | None) -> Vectors:
         return vectors
     vectors = model.encode(list(dataset["test"].images), progress=True)
     if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors)
     return vectors
 
@@ -78,26 +79,32 @@ def show_same(model: bier.Model, dataset: Dataset, vectors: Vectors, labels: NDA
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="cub")
-    parser.add_argument("--root", type=Path, default=SHARED, help="where the data set is")
-    parser.add_argument("--model", type=Path, help="a run or model folder; the untrained backbone where not given")
-    parser.add_argument("--vectors", type=Path, help="a .npy file that keeps the vectors of the test images")
-    arguments = parser.parse_args()
-
-    settings = {"data.name": arguments.data, "data.root": str(arguments.root), "data.validation": 0.2}
+def measure(name: str, arguments: argparse.Namespace, report: Report) -> None:
+    root = arguments.root / "grocery" if name == "folder" else arguments.root
+    settings = {"data.name": name, "data.root": str(root), "data.validation": 0.2}
     dataset = load_for(Config().with_settings(settings).data)
     model = bier.load(arguments.model) if arguments.model else bier.pretrained("efficientnet_lite0")
-    vectors, labels = encoded(model, dataset, arguments.vectors), dataset["test"].labels
-    source = str(arguments.model or "untrained efficientnet_lite0")
-    report = Report("rerank", ["numpy"])
-    print(f"{arguments.data}, {source}: {len(vectors):,} test images of {len(np.unique(labels))} classes")
+    kept = arguments.vectors and arguments.vectors / f"{name}.npy"
+    vectors, labels = encoded(model, dataset, kept), dataset["test"].labels
+    shown, source = "groceries" if name == "folder" else name, arguments.model or "untrained efficientnet_lite0"
+    print(f"\n{shown}, {source}: {len(vectors):,} test images of {len(np.unique(labels))} classes")
     nearest = evaluate_reranking(vectors, labels, [1], list(METHODS))
-    show(f"{arguments.data}: the {DEPTH} nearest of all other images", nearest, report)
+    show(f"{shown}: the {DEPTH} nearest of all other images", nearest, report)
     few = few_images(vectors, labels)
-    show(f"{arguments.data}: one image of each class in the gallery, mean of {DRAWS} draws", few, report)
+    show(f"{shown}: one image of each class in the gallery, mean of {DRAWS} draws", few, report)
     show_same(model, dataset, vectors, labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=["cub", "folder"], help="data sets; `folder` is groceries")
+    parser.add_argument("--root", type=Path, default=SHARED, help="the folder with CUB_200_2011 and grocery")
+    parser.add_argument("--model", type=Path, help="a run or model folder; the untrained backbone where not given")
+    parser.add_argument("--vectors", type=Path, metavar="FOLDER", help="keeps the vectors of the test images")
+    arguments = parser.parse_args()
+    report = Report("rerank", ["numpy"])
+    for name in arguments.data:
+        measure(name, arguments, report)
     report.save()
 
 

@@ -77,7 +77,7 @@ def measured(url: str, count: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="20,000 images instead of 200,000")
     count = 20_000 if parser.parse_args().quick else 200_000
     report = Report("serve", ["numpy", "faiss-cpu"], SEED)
@@ -94,8 +94,9 @@ def main() -> None:
         thread.join()
     rows = [[name, *np.percentile(some, [50, 95]).tolist()] for name, some in times.items()]
     report.table(f"/api/search by id, {count:,} images, ms", ["", "median", "95th percentile"], rows)
-    for name, _, high in rows:
-        report.figure(f"/api/search, {name}, 95th percentile", f"{count:,} images", high, "ms", at_most=GOAL)
+    name, _, high = max(rows, key=lambda row: row[2])
+    what = f"/api/search, {name} (the slowest of {len(rows)} questions), 95th percentile"
+    report.figure(what, f"{count:,} images", high, "ms", at_most=GOAL)
     report.save()
 
 

@@ -3,6 +3,7 @@
 A Qdrant server and a Milvus server are not reached by any test here.
 """
 
+import importlib
 import itertools
 import re
 import sys
@@ -415,6 +416,19 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(wrong: str)
         open_store(wrong, GROUPS)
     assert len(str(caught.value).splitlines()) == 1
     assert "s3cr" not in str(caught.value)
+
+
+def test_an_address_may_be_left_to_the_variables_of_postgresql(
+    postgres_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = importlib.import_module("psycopg.conninfo").conninfo_to_dict(postgres_server.uri)
+    for key in ("host", "port", "user", "dbname"):
+        if key in given:
+            monkeypatch.setenv(f"PG{'DATABASE' if key == 'dbname' else key.upper()}", str(given[key]))
+    with closing(open_store("postgresql://#from_variables", GROUPS)) as store:
+        store.add(VECTORS[:9], IDS[:9])
+    with closing(open_store(f"{postgres_server.uri}#from_variables")) as store:
+        assert store.known(IDS[:10]) == IDS[:9]
 
 
 def test_a_new_database_gets_the_extension(postgres_server: Any) -> None:
