@@ -1,6 +1,6 @@
 """What MkDocs does for the site beyond the pages of this folder, which stay readable as they are on a code host.
 
-Generated pages: those of the root (README.md as the start page, CONTRIBUTING.md and others), every command and every
+Generated pages: those of the root (README.md as the start page, CONTRIBUTING.md and others), every command, setting and
 public Python name. Equations become MathML, so that the site needs no script from another host. A link to a file
 outside docs/, such as the function or the test of an equation, leads to a page with that file; a file that does not
 exist is an error.
@@ -22,6 +22,8 @@ from typer.cli import get_docs_for_click
 
 import bier
 from bier.cli import app
+from bier.cli.settings import shown
+from bier.config import described
 
 ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = {
@@ -76,7 +78,7 @@ def _value(default: Any, module: str) -> Any:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: _from_root(name) for name, page in OF_THE_ROOT.items()}
-    pages |= {"commands.md": _commands(), "python.md": _python()}
+    pages |= {"commands.md": _commands(), "python.md": _python(), "all-settings.md": _settings()}
     for text in [*pages.values(), *(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))]:
         for link in LINK.finditer(text):
             pages |= _source((ROOT / "docs" / link[2]).resolve())
@@ -132,6 +134,17 @@ def _python() -> str:
         text += f"\n## {title}\n" + "".join(f"\n::: {bier._HOME[name]}.{name}\n" for name in names)
     full = "\n    options:\n      show_root_full_path: true\n"
     return text + "\n## Data and other packages\n" + "".join(f"\n::: {name}{full}" for name in DATA)
+
+
+def _settings() -> str:
+    """What `bier settings` prints."""
+    text = "# Settings\n\nEvery setting of `bier train --set SECTION.KEY=VALUE`, as `bier settings` lists them.\n"
+    section = ""
+    for key, one in described().items():
+        if "." in key and section != (section := key.partition(".")[0]):
+            text += f"\n## {section}\n\n"
+        text += f"- `{key}` = `{shown(one.default)}`: {one.about}; {one.allowed}\n"
+    return text
 
 
 def _equations(markdown: str) -> str:
