@@ -22,18 +22,26 @@ def test_the_site_builds_strictly_with_every_command_and_name(tmp_path: Path) ->
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    python = (tmp_path / "python" / "index.html").read_text(encoding="utf-8")
+    python = (tmp_path / "python.html").read_text(encoding="utf-8")
     for name, home in bier._HOME.items():
         assert f'id="{home}.{name}"' in python
-    commands = (tmp_path / "commands" / "index.html").read_text(encoding="utf-8")
+    commands = (tmp_path / "commands.html").read_text(encoding="utf-8")
     for one in app.registered_commands:
         assert f'id="bier-{one.callback.__name__}"' in commands
     assert "bier train --resume runs/shop" in commands
     assert "[bold]" not in commands
-    method = (tmp_path / "method" / "index.html").read_text(encoding="utf-8")
+    method = (tmp_path / "method.html").read_text(encoding="utf-8")
     assert "<math" in method
     assert "$" not in re.sub(r"<script.*?</script>", "", method, flags=re.DOTALL)
-    assert 'href="../python/#bier.method.losses.BinomialDeviance"' in method
+    assert not re.search("^<math", method, flags=re.MULTILINE)  # a formula of a sentence, taken for a paragraph
+    assert 'href="python.html#bier.method.losses.BinomialDeviance"' in method
+    for page in tmp_path.glob("*.html"):
+        for source in re.findall(r'<img [^>]*src="([^"]*)"', page.read_text(encoding="utf-8")):
+            assert source.startswith("data:") or (tmp_path / source).is_file(), (page.name, source)
+    of_code = re.findall(r'href="(source/[^"#]*)#([^"]*)"', method)
+    assert len(of_code) > 30  # each equation has its function and its test
+    for name, line in of_code:
+        assert f'id="{line}"' in (tmp_path / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -126,7 +126,8 @@ def commands() -> dict[str, str]:
         registered += group.typer_instance.registered_commands
     for one in registered:
         texts[one.callback.__name__] = one.help or inspect.getdoc(one.callback) or ""
-    for place, text in texts.items():
+    for place, broken in texts.items():
+        text = re.sub(r"\\\n *", "", broken)
         for line in re.findall(r"^ *(?:torchrun .*-m )?(bier [a-z].*)$", text, flags=re.MULTILINE):
             command = re.split(" {2,}", line)[0]  # what follows is an explanation
             if "…" not in command and "..." not in command:

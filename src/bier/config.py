@@ -211,7 +211,7 @@ class TrainConfig(Section):
     embedding_factor: float = setting(10.0, "times the learning rate for the embedding layer", least=0, most=1e6)
     embedding_warmup: int = setting(0, "steps at the start in which only what follows the backbone is trained", least=0)
     layer_decay: float = setting(
-        1.0, "times the learning rate for each stage of the backbone that follows; 1 for one rate", least=0, most=1
+        1.0, "learning rate of each stage of the backbone as a share of that of the stage after it", least=0, most=1
     )
     weight_decay: float = setting(2e-4, "decay of all weights", least=0)
     clip: float = setting(0.0, "largest norm of the gradient, longer ones are scaled down; 0 for no limit", least=0)
@@ -375,7 +375,7 @@ def _described(field: FieldInfo) -> Described:
 def _allowed(field: FieldInfo) -> str:
     """The values that a setting takes, in a few words."""
     if get_origin(field.annotation) is Literal:
-        return f"one of {', '.join(get_args(field.annotation))}"
+        return f"one of {', '.join(one or '(empty)' for one in get_args(field.annotation))}"
     words = [(word, limit) for one in field.metadata for word, name in LIMITS for limit in [getattr(one, name, None)]]
     limits = " and ".join(f"{word} {limit}" for word, limit in words if limit is not None)
     if any(getattr(one, "func", None) is _loss_name for one in field.metadata):

@@ -1,6 +1,9 @@
 """Loggers receive what metrics.jsonl has, under the names that TensorBoard shows."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,3 +49,34 @@ def test_an_unknown_logger_is_one_line(
     assert (code, out) == (2, "")
     assert said == "bier: The '--log' option must be one of mlflow, wandb. Got 'comet' instead.\n"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_wandb_keeps_every_row_offline_and_prints_nothing_on_standard_output(
+    features_file: Path, tmp_path: Path
+) -> None:
+    """In a process of its own: its last lines are printed when that ends."""
+    pytest.importorskip("wandb", reason="the extra 'wandb' is not installed")
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
+    options = ["--data", "features", "--root", features_file, "--method", "bier", "--out", tmp_path / "run"]
+    settings = [word for one in SMALL for word in ("--set", one)]
+    command = [sys.executable, "-m", "bier", "train", *options, *settings, "--log", "wandb", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3
+    (log,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert log.read_bytes().count(b"metric_gradient_on_w") >= 3
+
+
+def test_a_logger_that_cannot_start_is_one_line(
+    cli: Callable[..., tuple[int, str, str]], features_file: Path, tmp_path: Path
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri("nowhere://at/all")
+    try:
+        code, out, said = train_with(cli, "mlflow", features_file, tmp_path / "run")
+    finally:
+        mlflow.set_tracking_uri("")
+    assert (code, out) == (2, "")
+    assert said.startswith("bier: The '--log mlflow' option could not start logging: ")
+    assert len(said.splitlines()) == 1

@@ -98,7 +98,7 @@ def test_an_id_is_a_query_too_and_filters_hold(cli: Cli, index: Path) -> None:
     code, out, err = cli("search", index, "along/0.png", "-k", "2")
     assert (code, out) == (0, "")
     assert "2 of 24 images" in err
-    assert "score" in err
+    assert "similarity" in err
 
 
 def test_a_run_finds_the_index_inside_it(cli: Cli, run_folder: Path, photos: Path) -> None:

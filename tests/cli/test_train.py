@@ -170,7 +170,7 @@ def test_the_end_says_whether_training_has_paid(cli: Cli, features_file: Path, t
     result = json.loads(out)
     assert result["untrained"].keys() == result["validation"].keys() == {"recall", "map"}
     assert result["best_validation"] == result["validation"]["recall"]
-    assert f"untrained backbone: validation {result['untrained']['recall']:.2f}, MAP@R" in said
+    assert f"untrained backbone: validation R@1 {result['untrained']['recall']:.2f}, MAP@R" in said
     wrong = ["--set", "train.learning_rate=3.0", "--set", "train.optimizer=sgd", "--set", "train.schedule=constant"]
     code, _, said = cli("train", *options, *wrong, "--out", tmp_path / "bad")
     assert code == 0, said
@@ -178,15 +178,19 @@ def test_the_end_says_whether_training_has_paid(cli: Cli, features_file: Path, t
     assert f"Kept: step 0, validation R@1 {recall} (MAP@R" in said
     assert f"untrained backbone {recall} (" in said
     assert "searched among each other and 48 training images" in said
-    assert "Training did not pay" in said
+    assert "Training gained nothing" in said
     assert "--set train.learning_rate=1" in said
 
 
 @pytest.mark.parametrize(
     ("best_step", "best", "expected"),
     [
-        (0, Scores(55, 30), "Training did not pay: no step was better than the untrained backbone"),
-        (10, Scores(55.5, 30.5), "paid (MAP@R +0.50) and was still improving. Try a longer --minutes, or --steps 20."),
+        (0, Scores(55, 30), "Training gained nothing: no step was better than the untrained backbone"),
+        (
+            10,
+            Scores(55.5, 30.5),
+            "little (MAP@R +0.50) and was still improving. Try more --minutes, or --steps 20.",
+        ),
         (4, Scores(55.5, 30.5), "(MAP@R +0.50), and later steps were worse. Try a lower rate (--set train.learning_r"),
         (4, Scores(61.2, 35), None),
     ],
@@ -199,6 +203,12 @@ def test_what_to_try(best_step: int, best: Scores, expected: str | None) -> None
         "55.00 (30.00); 40 validation images."
     )
     assert (expected is None and not more) or expected in more[0]
+
+
+def test_validation_that_cannot_show_a_gain() -> None:
+    run = Run(Path("run"), 10, 10, 100.0, False, Scores(100, 100), Scores(100, 99.9), 8, 16)
+    _, told = outcome(run, resolve("a-bier", "folder", {"train.steps": 10}))
+    assert told.startswith("The untrained backbone already ranks nearly all validation images right")
 
 
 PLANNED = [

@@ -20,6 +20,8 @@ CUT = "\u2026"
 NAMES = ("ensemble", "learner-1", "learner-2", "learner-3", "prefix-2")
 EVALUATED = {
     "recall": {name: dict.fromkeys(("1", "2", "4", "8", "16", "32"), 98.76) for name in NAMES},
+    "weighting": "sqrt",
+    "groups": [96, 160, 256],
     "measured": {"data": "folder", "part": "test", "classes": 11316, "images": 60502, "root": "photos/of/the/shop"},
     "classifier_correlation": 0.1234,
     "feature_correlation": 0.0987,
@@ -111,6 +113,7 @@ def test_data_check(data: str, monkeypatch: pytest.MonkeyPatch, pictures: Path) 
 
 def test_help_breaks_lines_only_where_the_terminal_ends() -> None:
     shown = CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    assert "<bool>" not in shown  # a flag takes no value
     lines = [line.strip() for line in shown.splitlines()]
     first = next(number for number, line in enumerate(lines) if line.startswith("A run is measured"))
     assert min(map(len, lines[first : first + 6])) > 60

@@ -9,9 +9,10 @@ import os
 import re
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from bier.cli import backbones, data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
@@ -25,8 +26,29 @@ NO_MEMORY = (
 )
 LONGEST = 2_000  # characters of a message, as a path of thousands would make it
 
+
+class _Flags:
+    """Typer shows `<bool>` behind a flag, as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if getattr(one, "is_flag", False):
+                one.metavar = ""
+        return params
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class _Group(_Flags, TyperGroup):
+    pass
+
+
 app = typer.Typer(
     name="bier",
+    cls=_Group,
     help="Train an embedding ensemble on image folders, measure it on unseen classes, search with it.",
     add_completion=False,
     rich_markup_mode="rich",
@@ -42,10 +64,11 @@ app.command()(serve.serve)
 app.command()(settings.settings)
 app.command()(backbones.backbones)
 app.command()(export.export)
-app.add_typer(data.app, name="data")
-app.add_typer(paper.app, name="paper")
+app.add_typer(data.app, name="data", cls=_Group)
+app.add_typer(paper.app, name="paper", cls=_Group)
 for _one in (*app.registered_commands, *data.app.registered_commands, *paper.app.registered_commands):
     # Typer keeps the line breaks of a docstring, and breaks its lines once more where the terminal is narrower.
+    _one.cls = _Command
     _one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(_one.callback) or "")
 
 

@@ -16,7 +16,7 @@ def backbones(
         typer.Argument(metavar="PATTERN", help="Only these, such as '*dinov2*'; all weights of timm are searched."),
     ] = None,
     resolution: Annotated[
-        int, typer.Option("--resolution", min=0, help="Side of the pictures; 0 for each network's own.")
+        int, typer.Option("--resolution", metavar="N", min=0, help="Side of the pictures; 0 for each network's own.")
     ] = 0,
     timed: Annotated[
         bool, typer.Option("--time", help="Measure images per second on this machine, frozen and trained.")

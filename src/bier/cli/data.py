@@ -37,15 +37,26 @@ if TYPE_CHECKING:
 CHECKED_SIZE = 64  # pixels: small enough that a JPEG is decoded quickly, and all of it is still read
 LISTED = 50  # images that cannot be read
 Counts = Mapping[str, Mapping[str, int]]
-Seed = Annotated[int, typer.Option("--seed", help="Fixes the split of folder, table and features, and the glyphs.")]
+RANKED = {  # by protocol
+    "self": "each test image is searched for among all other test images",
+    "query-gallery": "each query is searched for in the gallery",
+    "repeated-gallery": "one image of each class is drawn as gallery, ten times",
+    "accuracy": "test images are classified",
+}
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Fixes the split of folder, table and features, and the glyphs.")
+]
 Validation = Annotated[
-    float, typer.Option("--validation", help="Hold out this share of the training classes as validation.")
+    float,
+    typer.Option("--validation", metavar="SHARE", help="Hold out this share of the training classes as validation."),
 ]
 Split = Annotated[
     Literal["classes", "inside"],
     typer.Option("--split", help="Divide by whole classes, or the images inside every class."),
 ]
-TestShare = Annotated[float, typer.Option("--test-share", help="The share that a split draws for test.")]
+TestShare = Annotated[
+    float, typer.Option("--test-share", metavar="SHARE", help="The share that a split draws for test.")
+]
 
 
 app = typer.Typer(help="Check a data set, look at it, or find what may be wrong with it.", no_args_is_help=True)
@@ -60,7 +71,7 @@ def check(
     validation: Validation = 0.0,
     split: Split = "classes",
     test_share: TestShare = 0.5,
-    quick: Annotated[bool, typer.Option("--quick", help="Look files up and do not read them.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only check that the files exist; do not read them.")] = False,
     json: Json = False,
 ) -> None:
     """Count images and classes, read every image, and compare with the official counts of a benchmark.
@@ -105,9 +116,13 @@ def show(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The picture to write, like sheet.png.")],
     data: Data = "glyphs",
     root: Root = None,
-    part: Annotated[str, typer.Option("--part", help="The part to show: train, test, query, ...")] = "train",
-    classes: Annotated[int, typer.Option("--classes", min=1, max=200, help="Rows: how many classes.")] = 12,
-    images: Annotated[int, typer.Option("--images", min=1, max=100, help="Columns: images of each.")] = 8,
+    part: Annotated[
+        str, typer.Option("--part", metavar="NAME", help="The part to show: train, test, query, ...")
+    ] = "train",
+    classes: Annotated[
+        int, typer.Option("--classes", metavar="N", min=1, max=200, help="Rows: how many classes.")
+    ] = 12,
+    images: Annotated[int, typer.Option("--images", metavar="N", min=1, max=100, help="Columns: images of each.")] = 8,
     size: Size = "small",
     seed: Seed = 0,
     json: Json = False,
@@ -216,7 +231,8 @@ def _tabulate(dataset: "Dataset", found: Counts, wanted: Counts) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{dataset.name}, {dataset.protocol} protocol", title_justify="left")
+    say(f"{dataset.name}: {RANKED[dataset.protocol]}.")
+    table = Table()
     table.add_column("part")
     table.add_column("count")
     table.add_column("found", justify="right")

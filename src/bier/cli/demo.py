@@ -34,10 +34,12 @@ KS = ("1", "2", "4", "8")
 
 
 def demo(
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Train each method with this many seeds.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", metavar="N", min=1, help="Train each method with this many seeds.")
+    ] = 1,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the runs go.")] = Path("runs/demo"),
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Fewer steps of training, for a quick look.")
+        int | None, typer.Option("--steps", metavar="N", min=1, help="Fewer steps of training, for a quick look.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -54,8 +54,8 @@ def embed(
     ] = None,
     backbone: Backbone = None,
     backend: Backend = "torch",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Images per batch.")] = 64,
-    workers: Annotated[int | None, typer.Option("--workers", help="Threads that decode images.")] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Images per batch.")] = 64,
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="Threads that decode images.")] = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
     ray: Annotated[

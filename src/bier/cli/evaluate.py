@@ -297,10 +297,11 @@ def single_table(name: str, row: Mapping[str, Any]) -> "Group":
         return table_of_numbers(("", "accuracy"), cells, title=name, caption=_measured(row))
     ks = list(row["recall"]["ensemble"])
     clf = row["classifier_correlation"]
-    names = list(row["recall"])
+    same = (f"ensemble-{row['weighting']}", f"prefix-{len(row['groups'])}")  # other names for the ensemble
+    names = [one for one in row["recall"] if one not in same]
     return table_of_numbers(
         ("", *(f"R@{k}" for k in ks)),
-        [(one, *(_percent(values[k]) for k in ks)) for one, values in row["recall"].items()],
+        [(one, *(_percent(row["recall"][one][k]) for k in ks)) for one in names],
         title=name,
         caption=(
             f"{_measured(row)}; {row['queries']:,} queries, {row['gallery']:,} in the gallery, "

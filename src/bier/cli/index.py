@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from bier.cli.terminal import Backbone, Backend, Json, emit, follow_steps, model_and_images, progress_bar, say
+from bier.cli.terminal import Backbone, Backend, Json, command, emit, follow_steps, model_and_images, progress_bar, say
 from bier.errors import SearchError
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def index(
     else:
         where = out or without_secrets(store or add or "")
         say(f"{result['images']:,} images in {where} ({result['method']}, {result['seconds']:.1f} s)")
+        if out is not None:
+            say(f"Next: {command('search', out, 'IMAGE.jpg')}")
 
 
 def _source(source: Path, images: Path | None, backbone: str | None, backend: Any) -> "Source":

@@ -80,7 +80,7 @@ def run(
     ] = None,
     budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, short, main, long or full.")] = "main",
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Seeds of each row. \\[default: the budget's]")
+        int | None, typer.Option("--seeds", metavar="N", min=1, help="Seeds of each row. \\[default: the budget's]")
     ] = None,
     row: Annotated[
         list[str] | None,

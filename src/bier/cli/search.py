@@ -38,7 +38,7 @@ def search(
     query: Annotated[
         str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
     ],
-    k: Annotated[int, typer.Option("-k", help="How many images to show.")] = 10,
+    k: Annotated[int, typer.Option("-k", metavar="N", help="How many images to show.")] = 10,
     model: Annotated[
         Path | None,
         typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
@@ -62,7 +62,9 @@ def search(
     ] = None,
     label: Annotated[
         str | None,
-        typer.Option("--label", help="The label of the query, to mark right and wrong results in the picture."),
+        typer.Option(
+            "--label", metavar="TEXT", help="The label of the query, to mark right and wrong results in the picture."
+        ),
     ] = None,
     same: Annotated[
         bool,
@@ -88,7 +90,7 @@ def search(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find the images nearest to one. A query that is itself in the collection does not find itself.
+    """Find the images nearest to a given one. A query that is itself in the collection does not find itself.
 
     With --same the answer may be empty: then the collection has no image of the same kind.
 
@@ -131,7 +133,7 @@ def search(
         emit({"query": query, "label": asked.label, "results": results, "seconds": round(seconds, 6), **about})
         return
     if results or threshold is None:
-        _tabulate(results, threshold is not None)
+        _tabulate(results)
     say(_summary(results, images, seconds, threshold, nearest) + (f"; drawn in {picture}" if picture else ""))
 
 
@@ -244,17 +246,16 @@ def _described(store: "Store", pairs: list[tuple["Id", float, float]]) -> list[d
     ]
 
 
-def _tabulate(results: list[dict[str, Any]], with_similarity: bool) -> None:
-    """The score is the dot product; a threshold is about the cosine, which is another number with alpha weights."""
-    numbers = ("score", "similarity") if with_similarity else ("score",)
+def _tabulate(results: list[dict[str, Any]]) -> None:
+    """With the cosine, which thresholds are about; the dot product is another number with alpha weights."""
     table = Table(box=None)
-    for name in ("", *numbers):
+    for name in ("", "similarity"):
         table.add_column(name, justify="right")
     table.add_column("label")
     table.add_column("path", overflow="fold")
     for one in results:
         label = "" if one["label"] is None else printable(str(one["label"]))
-        table.add_row(str(one["rank"]), *(f"{one[name]:.4f}" for name in numbers), label, printable(one["path"]))
+        table.add_row(str(one["rank"]), f"{one['similarity']:.4f}", label, printable(one["path"]))
     console.print(table)
 
 
@@ -267,5 +268,5 @@ def _draw(store: "Store", asked: _Query, results: list[dict[str, Any]], out: Pat
     tiles = [Tile(asked.path, "query", "" if asked.label is None else str(asked.label), None)]
     for one in results:
         name = Path(one["path"]).name if one["label"] is None else str(one["label"])
-        tiles.append(Tile(Path(one["path"]), f"{one['score']:.3f}", name, right(one)))
+        tiles.append(Tile(Path(one["path"]), f"{one['similarity']:.3f}", name, right(one)))
     draw_row(tiles, out)

@@ -42,9 +42,15 @@ def serve(
     store: Annotated[str | None, typer.Option("--store", metavar="URI", help="Show this store.")] = None,
     host: Annotated[
         str,
-        typer.Option("--host", help="The address to listen on. 0.0.0.0 admits other machines, which need the token."),
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="The address to listen on. 0.0.0.0 admits other machines, which need the token.",
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 chooses a free one.")
+    ] = 8000,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(

@@ -59,8 +59,8 @@ def settings(
     for key in chosen:
         one = known[key]
         value = used.get(key, one.default)
-        default = f" (default {_shown(one.default)})" if value != one.default else ""
-        typer.echo(f"{key} = {_shown(value)}{default}")
+        default = f" (default {shown(one.default)})" if value != one.default else ""
+        typer.echo(f"{key} = {shown(value)}{default}")
         for line in _wrapped(f"{one.about}; {one.allowed}"):
             typer.echo(f"    {line}")
 
@@ -74,7 +74,7 @@ def _wrapped(text: str) -> Iterable[str]:
     return textwrap.wrap(text, min(shutil.get_terminal_size().columns, 100) - 4, break_long_words=False)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as `--set` takes it."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -50,7 +50,7 @@ ConfigFile = Annotated[
 
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", min=1, help="Train for this many steps, without a plan."),
+    typer.Option("--steps", metavar="N", min=1, help="Train for this many steps, without a plan."),
 ]
 Minutes = Annotated[
     float | None,
@@ -243,12 +243,15 @@ def _report(run: "Run", config: "Config", seconds: float, plan: "Plan | None", j
     say(f"Next: {command('evaluate', run.folder)}")
 
 
+def measured_by(config: "Config") -> str:
+    return "accuracy" if config.loss.name == "cross-entropy" else "R@1"
+
+
 def outcome(run: "Run", config: "Config") -> Iterator[str]:
     """What validation says about the model that is kept, whether training has paid, and what to try if it has not."""
     if run.best_validation is None:
         return
-    measure = "accuracy" if config.loss.name == "cross-entropy" else "R@1"
-    kept = f"Kept: step {run.best_step}, validation {measure} {run.best_validation:.2f}"
+    kept = f"Kept: step {run.best_step}, validation {measured_by(config)} {run.best_validation:.2f}"
     if run.untrained is None or run.best is None:
         yield f"{kept}."
         return
@@ -262,16 +265,22 @@ def outcome(run: "Run", config: "Config") -> Iterator[str]:
     rate = f"--set train.learning_rate={config.train.learning_rate / 3:.1g}"
     if run.best_step == 0:
         yield (
-            "Training did not pay: no step was better than the untrained backbone, so the model is the untrained "
+            "Training gained nothing: no step was better than the untrained backbone, so the model is the untrained "
             f"backbone with its features normalised. Try a lower rate ({rate}), or more images per class."
         )
         return
-    gain = (run.best.map_at_r or 0.0) - (run.untrained.map_at_r or 0.0)
-    if gain < LITTLE and run.best_step == run.step:
+    before = run.untrained.map_at_r or 0.0
+    gain = (run.best.map_at_r or 0.0) - before
+    if before > 100 - LITTLE:
+        yield (
+            "The untrained backbone already ranks nearly all validation images right, so they cannot show what "
+            "training gains. More classes, or classes that look more alike, would."
+        )
+    elif gain < LITTLE and run.best_step == run.step:
         longer = f"--steps {2 * config.train.steps}"
-        yield f"Training hardly paid (MAP@R {gain:+.2f}) and was still improving. Try a longer --minutes, or {longer}."
+        yield f"Training gained little (MAP@R {gain:+.2f}) and was still improving. Try more --minutes, or {longer}."
     elif gain < LITTLE:
-        yield f"Training hardly paid (MAP@R {gain:+.2f}), and later steps were worse. Try a lower rate ({rate})."
+        yield f"Training gained little (MAP@R {gain:+.2f}), and later steps were worse. Try a lower rate ({rate})."
 
 
 def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
@@ -290,6 +299,7 @@ class Watcher:
     def __init__(self, bar: "Progress", config: "Config", label: str = "training") -> None:
         self.bar = bar
         self.label = label
+        self.measure = measured_by(config)
         self.batch = config.train.batch_classes * config.train.batch_images
         self.tasks: dict[str, TaskID] = {}
         self.status = ""
@@ -314,7 +324,7 @@ class Watcher:
         if "validation" in row:
             ranked = f", MAP@R {row['validation_map']:.2f}" if "validation_map" in row else ""
             what = f"step {step}" if step else "untrained backbone"
-            say(f"{what}: validation {row['validation']:.2f}{ranked}")
+            say(f"{what}: validation {self.measure} {row['validation']:.2f}{ranked}")
         elapsed = time.perf_counter() - self.started
         speed = f"{self.batch * (step - self.first_step) / elapsed:.0f} images/s" if step > self.first_step else ""
         status = " ".join(filter(None, [self.status, speed]))

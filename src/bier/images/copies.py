@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 SIDE = 32  # pixels of a thumbnail
-COPY = 0.95  # likeness from which two pictures are taken for copies; docs/data.md says what it was chosen on
+COPY = 0.95  # likeness from which two pictures are taken for copies; docs/audit.md says what it was chosen on
 # Two comparisons, the second only of pairs that reached a likeness in the first: (this likeness, cells per side whose
 # means are compared, shares of a side that may be cut off at its ends, pairs at once).
 _ROUNDS = (

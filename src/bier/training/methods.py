@@ -36,7 +36,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "train.batch_images": 5,
         "train.steps": 600,
         # Few classes, so that a plain embedding over-fits within minutes, as it does on photographs within hours. This
-        # and the cost of negative pairs were chosen on validation alphabets; see docs/evaluation.md.
+        # and the cost of negative pairs were chosen on validation alphabets; see docs/demo.md.
         "data.train_classes": 40,
         "loss.cost": 5.0,
     },

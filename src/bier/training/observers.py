@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bier.config import Config
-from bier.errors import ConfigError, needs
+from bier.errors import BierError, ConfigError, needs
 from bier.training.loop import Observer, Silent
 from bier.training.run_folder import scalars
 
@@ -26,6 +26,7 @@ class WandB(Silent):
     """Logs to Weights & Biases: WANDB_PROJECT says where, WANDB_MODE=offline keeps it here, WANDB_RUN_ID continues."""
 
     def __init__(self, config: Config) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")  # its last lines would go to standard output
         self.run = needs("wandb", "wandb").init(config=config.flat())
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
@@ -54,4 +55,9 @@ class Together(Silent):
 def logger(name: str, config: Config) -> Observer:
     if name not in LOGGERS:
         raise ConfigError(f"The '--log' option must be one of {', '.join(LOGGERS)}. Got {name!r} instead.")
-    return LOGGERS[name](config)
+    try:
+        return LOGGERS[name](config)
+    except BierError:
+        raise
+    except Exception as error:  # whatever the service and its variables of the environment come to
+        raise ConfigError(f"The '--log {name}' option could not start logging: {error}") from error
