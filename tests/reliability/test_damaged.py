@@ -93,7 +93,7 @@ def attack(
     the file is of the user's own, without a checksum.
     """
     expected, trace = answer(), folder.with_name("trace")
-    cuts, flips = how_many(few, 4096), how_many(few, 2000)
+    cuts, flips = how_many(few, 32_768), how_many(few, 4_000)
     draw = random.Random(0)
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         content = file.read_bytes()

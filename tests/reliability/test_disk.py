@@ -298,7 +298,9 @@ SLOW = ("evaluate --report", "paper")
 def outcome(case: Case, older: object, newer: object, done: tuple[int, str, str]) -> tuple[bool, bool, str]:
     """(survived, lost, note)."""
     code, out, said = done
-    one_line = code == 2 and out == "" and len(said.splitlines()) == 1 and "Traceback" not in said
+    lines = said.splitlines()
+    one_line = code == 2 and out == "" and [line for line in lines if line.startswith("bier: ")] == lines[-1:]
+    one_line &= len(lines) == 1 or isinstance(case, Paper)  # which says what it runs
     try:
         found = case.read()
     except (BierError, OSError) as error:

@@ -117,7 +117,7 @@ def read(data: bytes, tally: Any, name: str, note: str) -> None:
 
 def test_mutations_of_every_format(tally: Any, how_many: HowMany) -> None:
     for number, (form, whole) in enumerate(formats().items()):
-        for case, data in enumerate(mutations(whole, how_many(24, 600), seed=number)):
+        for case, data in enumerate(mutations(whole, how_many(24, 2000), seed=number)):
             read(data, tally, "mutated images, read", f"{form} {case}")
 
 

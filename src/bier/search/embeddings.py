@@ -69,7 +69,8 @@ class EmbeddingsWriter:
                 raise SearchError(f"The file {self.out} must be new or an embeddings file. It holds other tensors.")
         if words.exists() and not self.out.exists():
             raise SearchError(f"The file {words} belongs to {self.out}, which is not there. Choose another --out.")
-        others = [path.name for path in self.parts.iterdir() if not path.name.startswith(begun)]
+        there = self.parts.iterdir() if self.parts.is_dir() else ()
+        others = [path.name for path in there if not path.name.startswith(begun)]
         if others:
             raise SearchError(
                 f"The folder {self.parts} must be new or left by `bier embed`. It holds {others[0]!r}; "
