@@ -374,7 +374,7 @@ def test_the_funnel_of_postgres_uses_the_first_learners_graph(loaded: tuple[Stor
             def execute(self, statement: Any, values: Any = (), **named: Any) -> Any:
                 if values:
                     with store._connection() as connection:
-                        rows = connection.execute(store._sql.SQL("EXPLAIN ") + statement, values).fetchall()
+                        rows = connection.execute(f"EXPLAIN {statement}", values).fetchall()
                     said.extend(line for (line,) in rows)
                 return run(lambda connection: connection.execute(statement, values, **named))
 

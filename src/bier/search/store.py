@@ -73,12 +73,13 @@ def checked_vectors(vectors: ArrayLike, dimension: int | None = None, name: str 
         floats = np.ascontiguousarray(array, dtype=np.float32)
     for start in range(0, len(floats), _BLOCK):
         block = floats[start : start + _BLOCK]
+        if not block.size or max(block.max(), -block.min()) <= LARGEST:  # false for NaN
+            continue
         finite = np.isfinite(block).all(axis=1)
         if not finite.all():
             row = start + int(np.argmin(finite))
             raise SearchError(f"The '{name}' parameter must hold finite numbers. Row {row} has NaN or infinity.")
-        if block.size and max(block.max(), -block.min()) > LARGEST:
-            raise SearchError(f"The '{name}' parameter must hold numbers of up to {LARGEST:g}. Got a larger one.")
+        raise SearchError(f"The '{name}' parameter must hold numbers of up to {LARGEST:g}. Got a larger one.")
     return floats
 
 

@@ -40,7 +40,7 @@ class PostgresStore(EngineStore):
     def _connect(self, uri: str) -> None:
         self._idle: list[Any] = []
         self._lock = threading.Lock()
-        self._psycopg, self._sql = needs("psycopg", "postgres"), needs("psycopg.sql", "postgres")
+        self._psycopg = needs("psycopg", "postgres")
         self._half = needs("pgvector", "postgres").HalfVector
         self._pgvector = needs("pgvector.psycopg", "postgres")
         self._json = needs("psycopg.types.json", "postgres").Jsonb
@@ -135,9 +135,12 @@ class PostgresStore(EngineStore):
         )
         return rows
 
-    def _composed(self, statement: str, **names: str) -> Any:
-        identifiers = {key: self._sql.Identifier(name) for key, name in {"table": self.collection, **names}.items()}
-        return self._sql.SQL(statement).format(**identifiers)
+    def _composed(self, statement: str, **names: str) -> str:
+        """A statement with its names in quotation marks; `_connect` refuses names that have such marks themselves.
+
+        psycopg.sql would do the same, but anew for each query, in about the time that the rest of this adapter takes.
+        """
+        return statement.format(**{key: f'"{name}"' for key, name in {"table": self.collection, **names}.items()})
 
     # The record and the table
 
