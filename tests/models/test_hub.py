@@ -21,7 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def model() -> Model:
     torch.manual_seed(0)
-    same = {"prefixes": [0.5, 0.625], "learners": [0.5, 0.6], "classes": 20, "part": "validation"}
+    same = {"prefixes": [0.5, 0.625], "learners": [0.5, 0.6], "classes": 20, "part": "validation", "precision": 95.0}
     metadata = {
         "data": "folder",
         "method": "a-bier",
