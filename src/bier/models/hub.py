@@ -1,5 +1,6 @@
 """Models on the Hugging Face Hub: the files of `hf:owner/name`, and the model card."""
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ def model_card(
         '```python\nimport bier\n\nmodel = bier.load("hf:OWNER/NAME")\n'
         'vectors = model.encode(["one.jpg", "other.jpg"])\nprint(vectors @ vectors.T)\n```',
         "## Model",
-        _table(("", ""), _facts(description)),
+        _table(("", ""), _facts(description, settings)),
         *([f"![Queries and what was found]({picture})"] if picture else []),
-        *_recall(metadata, results),
+        *_recall(description, results),
         *_thresholds(metadata.get("same")),
         "## Licence",
         licence or "Not stated. It depends on the training images and on the weights of the backbone.",
@@ -67,23 +68,27 @@ def model_card(
     return ModelCard(f"---\n{head.to_yaml()}\n---\n\n" + "\n\n".join(parts) + "\n")
 
 
-def _facts(description: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _facts(description: Mapping[str, Any], settings: str | None) -> list[tuple[str, ...]]:
     groups, metadata = description["groups"], description["metadata"]
+    split = tomllib.loads(settings or "").get("split", {}).get("parts", {}).get("train")
+    counts = f", {split['images']:,} images of {split['classes']:,} classes" if split else ""
     known = {
         "backbone": description["backbone"],
         "input": f"{description['crop']}x{description['crop']} pixels, RGB" if description["crop"] else "features",
         "vector": f"{sum(groups)} dimensions, float32",
         "learners": f"{len(groups)}, of {', '.join(map(str, groups))} dimensions; the first alone are a shorter vector",
-        "training data": str(metadata.get("data", "not stated")),
+        "training data": str(metadata.get("data", "not stated")) + counts,
         "method": str(metadata.get("method", "not stated")),
     }
     return list(known.items())
 
 
-def _recall(metadata: Mapping[str, Any], results: Mapping[str, Any] | None) -> list[str]:
+def _recall(description: Mapping[str, Any], results: Mapping[str, Any] | None) -> list[str]:
     """The table of `bier evaluate`, or what training has measured on its validation classes."""
+    metadata = description["metadata"]
     if results is not None:
-        rows = results["recall"]
+        same = (f"ensemble-{description['weighting']}", f"prefix-{len(description['groups'])}")  # the ensemble again
+        rows = {name: row for name, row in results["recall"].items() if name not in same}
         ks = list(rows["ensemble"])
         cells = [(name, *(f"{row[k]:.1f}" for k in ks)) for name, row in rows.items()]
         counts = f"{results['queries']:,} queries, {results['gallery']:,} images to find."
@@ -103,7 +108,7 @@ def _thresholds(same: Mapping[str, Any] | None) -> list[str]:
     return [
         "## Same or not",
         f"Two images count as the same from a similarity of {same['prefixes'][-1]:.3f} on, which was found on"
-        f" {same['classes']} classes of the part '{same['part']}'.",
+        f" {same['classes']} class{'es' * (same['classes'] != 1)} of the part '{same['part']}'.",
     ]
 
 
