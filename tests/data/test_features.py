@@ -87,3 +87,14 @@ def test_missing_and_dangerous_files_are_refused(tmp_path: Path) -> None:
     save_file({"features": torch.zeros(2, 2)}, tmp_path / "y.safetensors")
     with pytest.raises(DataError, match="no tensor 'labels', only features"):
         load("features", tmp_path / "y.safetensors")
+
+
+@pytest.mark.parametrize("wrong", [b"'a'", b"',i'", b"'|a'", b"','"])
+def test_a_damaged_header_is_refused(tmp_path: Path, wrong: bytes) -> None:
+    """Numpy warns about some types and reads the text of others as Python."""
+    save(tmp_path, features=FEATURES, labels=LABELS)
+    content = (tmp_path / "labels.npy").read_bytes()
+    assert content.count(b"'<i8'") == 1
+    (tmp_path / "labels.npy").write_bytes(content.replace(b"'<i8'", wrong.ljust(5)))
+    with pytest.raises(DataError, match=r"labels\.npy must be an array|12 whole numbers"):
+        load("features", tmp_path)

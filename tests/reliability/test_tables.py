@@ -102,6 +102,9 @@ def test_parquet(attack: Attack, tally: Any, how_many: HowMany, small_run: Path,
     pq.write_table(pa.Table.from_arrays(arrays, names=["path", "label", "more"]), table)
     listed = list_images(table)
     assert (listed.ids, listed.label_names()) == ((GOOD,), ["k1"])
+    table.write_bytes(table.read_bytes().replace(b"more", b"mo\xe2e"))
+    refused("a heading that is not UTF-8")
+    pq.write_table(pa.Table.from_arrays(arrays, names=["path", "label", "more"]), table)
     whole, random = table.read_bytes(), np.random.default_rng(0)
     for number in range(how_many(40, 400)):
         data = bytearray(whole)

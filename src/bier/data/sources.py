@@ -4,6 +4,7 @@ import csv
 import math
 import os
 import posixpath
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO, TextIOWrapper
@@ -249,7 +250,7 @@ def _parquet(table: Path | str) -> Columns:
             content = file.read([name for name in heading if name in COLUMNS])
         content.validate(full=True)  # text that is not UTF-8
         cells = {name: [_cell(value) for value in content.column(name).to_pylist()] for name in content.column_names}
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a heading
         raise DataError(f"{table} must be a Parquet file. Got: {error}.") from error
     return {name: cells.get(name, []) for name in heading}
 
@@ -415,8 +416,10 @@ def _arrays(root: Path) -> dict[str, NDArray[Any]]:
 
 def _npy(path: Path) -> NDArray[Any]:
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (ValueError, OSError, EOFError, TokenError) as error:  # the header is a text of Python
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # a type that numpy never wrote: the header is damaged
+            return np.asarray(np.load(path, allow_pickle=False))
+    except (ValueError, OSError, EOFError, TokenError, SyntaxError, DeprecationWarning) as error:  # a text of Python
         raise DataError(f"{path} must be an array of numbers or texts saved by numpy. Got: {error}.") from error
 
 
