@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from starlette.testclient import TestClient
 
+import bier
 from bier import Index, Model
 from bier.collection import Collection, recall_of
 from bier.errors import DataError, ModelError
@@ -334,9 +335,9 @@ def test_headers_keep_everything_at_home(client: TestClient) -> None:
 
 
 def test_openapi_is_there_and_the_pages_that_load_from_elsewhere_are_not(client: TestClient) -> None:
-    assert {"/api/search", "/api/status", "/api/browse", "/api/image/{name}"} <= set(
-        client.get("/openapi.json").json()["paths"]
-    )
+    described = client.get("/openapi.json").json()
+    assert {"/api/search", "/api/status", "/api/browse", "/api/image/{name}"} <= described["paths"].keys()
+    assert described["info"]["version"] == bier.__version__
     assert client.get("/docs").status_code == 404
     assert client.get("/redoc").status_code == 404
 

@@ -15,6 +15,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
+import bier
 from bier.collection import Collection
 from bier.web import schema
 from bier.web.guard import Access, Guard, Limits, add_error_handlers
@@ -77,7 +78,14 @@ def create_app(
         service.close()
 
     # FastAPI's own documentation pages load scripts from other servers; /openapi.json works with any viewer.
-    app = FastAPI(title="bier", docs_url=None, redoc_url=None, lifespan=lifespan, responses=_ERRORS)
+    app = FastAPI(
+        title="bier",
+        version=bier.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        responses=_ERRORS,
+    )
     app.router.route_class = _OneFileRoute
     app.state.warm_up = service.warm_up  # for `create_server`, which can report an error in one line
     has_report = report is not None and (report / "index.html").is_file()
