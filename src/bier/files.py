@@ -246,6 +246,11 @@ def tensors_in(path: Path) -> list[str]:
         raise ValueError(" ".join(str(error).split())) from error
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file, without reading its tensors, and so without checking it."""
+    return _layout(path)[1]
+
+
 _DTYPES = {  # of safetensors, in numpy's words
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4", "I32": "<i4",
     "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",

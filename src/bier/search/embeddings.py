@@ -88,7 +88,7 @@ class EmbeddingsWriter:
 
     def broken(self) -> list[tuple[int, str, str]]:
         """The rows of all shards that have no vector."""
-        found = [files.read_tensors(self._shard(number), ())[1] for number in range(len(self.shards))]
+        found = [files.read_metadata(self._shard(number)) for number in range(len(self.shards))]
         return [(row, path, reason) for metadata in found for row, path, reason in _broken(metadata)]
 
     def finish(self, about: Mapping[str, Any]) -> None:
