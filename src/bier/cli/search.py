@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from bier.models.model import Model
     from bier.search import Id, Label, Store
+    from bier.search.rerank import Match
 
 
 class _Query(NamedTuple):
@@ -105,6 +106,7 @@ def search(
     bier search "postgresql://db.example/shop#birds" heron.jpg --shortlist 400 --json
     """
     from bier.collection import model_of, open_collection, threshold_of
+    from bier.search.rerank import search_one
     from bier.search.store import checked_count
 
     k = checked_count(k, "-k")
@@ -121,10 +123,19 @@ def search(
             threshold = threshold_of(load_model(), learners)
         asked = _read_query(store, query, load_model, learners, label)
         start = time.perf_counter()
-        pairs = _search(store, asked, k, shortlist, _filter(where), learners, rerank)
+        matches = search_one(
+            store,
+            asked.vector,
+            k,
+            rerank=rerank,
+            shortlist=shortlist,
+            where=_filter(where),
+            learners=learners,
+            without=asked.known_as,
+        )
         seconds = time.perf_counter() - start
-        nearest = max((similarity for _, _, similarity in pairs), default=None)
-        results = _described(store, [pair for pair in pairs if threshold is None or pair[2] >= threshold])
+        nearest = max((match.similarity for match in matches), default=None)
+        results = _described(store, [one for one in matches if threshold is None or one.similarity >= threshold])
         images = len(store)
         if picture is not None:
             _draw(store, asked, results, picture)
@@ -145,42 +156,6 @@ def _summary(
         return f"{len(results)} of {images:,} images{above}, {1e3 * seconds:.1f} ms"
     best = "it is empty" if nearest is None else f"the nearest has {nearest:.4f}"
     return f"The collection has no image with a similarity of {threshold:.4f} or more: {best}."
-
-
-def _search(
-    store: "Store",
-    asked: _Query,
-    k: int,
-    shortlist: int | None,
-    where: dict[str, list[Any]] | None,
-    learners: int | None,
-    rerank: str | None,
-) -> list[tuple["Id", float, float]]:
-    """(id, score, similarity) of the k best without the query itself; the similarity is the cosine."""
-    import numpy as np
-
-    from bier.search.rerank import search_reranked
-
-    if rerank is None:
-        found = store.search(
-            asked.vector, k + (asked.known_as is not None), shortlist=shortlist, where=where, learners=learners
-        )
-    else:
-        found = search_reranked(
-            store,
-            asked.vector,
-            k,
-            rerank,
-            shortlist=shortlist,
-            where=where,
-            learners=learners,
-            without=asked.known_as,
-        )
-    # All vectors of a model have one length, also in the part of the first learners.
-    unit = float(np.square(asked.vector[: sum(store.groups[:learners])]).sum()) or 1.0
-    scored = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
-    pairs = [(one, score, float(np.clip(score / unit, -1, 1))) for one, score in scored if np.isfinite(score)]
-    return [pair for pair in pairs if pair[0] != asked.known_as][:k]
 
 
 def _read_query(
@@ -228,21 +203,21 @@ def _value(text: str) -> Any:
         return text
 
 
-def _described(store: "Store", pairs: list[tuple["Id", float, float]]) -> list[dict[str, Any]]:
+def _described(store: "Store", matches: "list[Match]") -> list[dict[str, Any]]:
     from bier.collection import entry_path
 
-    entries = store.entries([one for one, _, _ in pairs])
+    entries = store.entries([match.id for match in matches])
     return [
         {
             "rank": rank,
             "id": entry.id,
-            "score": score,
-            "similarity": similarity,
+            "score": match.score,
+            "similarity": match.similarity,
             "label": entry.label,
             "path": str(entry_path(store, entry)),
             "metadata": entry.metadata,
         }
-        for rank, (entry, (_, score, similarity)) in enumerate(zip(entries, pairs, strict=True), 1)
+        for rank, (entry, match) in enumerate(zip(entries, matches, strict=True), 1)
     ]
 
 
