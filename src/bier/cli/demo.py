@@ -1,4 +1,4 @@
-"""`bier demo`: the whole story on drawn characters, in a few minutes and without a download."""
+"""`bier demo`: train, compare and report on drawn characters, in a few minutes and without a download."""
 
 import shlex
 import statistics

@@ -113,7 +113,7 @@ def embed(
             found = _in_this_process(used, listed, out, store, {"cache": cache, **options}, bar)
         else:
             found = _on_ray(ray, used, listed, out, store, options, bar)
-    if found is None:  # one of several processes speaks
+    if found is None:  # only the first of several processes prints
         return
     result = {**found, "seconds": round(time.perf_counter() - start, 3)}
     if json:

@@ -103,7 +103,7 @@ def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, 
     card: dict[str, Any] = {"licence": licence, "results": _read_results(results) if results else None}
     if run is not None and (run / "config.toml").is_file():
         lines = (run / "config.toml").read_text(encoding="utf-8").splitlines()
-        # Folders of this machine are nobody else's business and of no use to others. The checksum covers them too.
+        # Paths of this machine are private and of no use elsewhere. The checksum covers them and is left out too.
         private = ("root =", "cache =", "weights =", "sha256 =")
         card["settings"] = "\n".join(line for line in lines if not line.startswith(private))
     pictures = [run / "report" / f"{name}.png" for name in ("typical", "learners")] if run is not None else []

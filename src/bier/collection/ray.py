@@ -171,8 +171,8 @@ def cluster(address: str = LOCAL) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address == LOCAL:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
-        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 they hardly run beside other work
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send usage statistics
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's niceness of 15 they hardly run beside other work
         options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)

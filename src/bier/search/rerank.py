@@ -1,4 +1,4 @@
-"""Re-ranking of a shortlist: a second look at the nearest images, by how they lie to each other.
+"""Re-ranking of a shortlist: the nearest images in a new order, by their similarities to each other.
 
 Each method takes a query (d,) and the vectors (n, d) of its nearest images, best first, and returns new scores (n,), of
 which higher is better. Nothing outside the shortlist is read, so that memory is bounded by n x n numbers, whatever the
