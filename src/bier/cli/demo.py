@@ -20,7 +20,7 @@ from bier.cli.terminal import (
     step,
     table_of_numbers,
 )
-from bier.cli.train import Watcher
+from bier.cli.train import ProgressObserver
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -115,7 +115,7 @@ def _train(bar: "Progress", config: "Config", run: Path) -> float | None:
         check_same_config(run, config)
         say(f"{run} is already trained; remove it to train it again.")
         return None
-    watcher = Watcher(bar, config, label=run.name)
+    watcher = ProgressObserver(bar, config, label=run.name)
     done = train(config, run, resume=exists, observer=watcher)
     watcher.close()
     if done.interrupted:

@@ -17,7 +17,7 @@ from bier.data import Dataset
 from bier.data.part import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
-from bier.evaluate.verification import Others, kept_threshold, model_thresholds
+from bier.evaluate.verification import Gallery, kept_threshold, model_thresholds
 from bier.images import Broken, ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
@@ -195,7 +195,7 @@ def find_same(
     found = [embedded(one) for one in drawn if len(one)]
     others = None
     if found:
-        others = Others(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
+        others = Gallery(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
     queries, labels = embedded(dataset[name].select(chosen))
     return model_thresholds(queries, labels, others, model.groups, model.weighting, part=name)
 
