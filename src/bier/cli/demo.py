@@ -13,6 +13,7 @@ from bier.cli.terminal import (
     Json,
     command,
     console,
+    counted_step,
     emit,
     program_beside,
     progress_bar,
@@ -128,8 +129,8 @@ def _assess(bar: "Progress", run: Path, dataset: Any) -> "Assessment":
     from bier.evaluate.dataset import assess
     from bier.models.model import load
 
-    with step(bar, f"measuring {run.name}") as task:
-        return assess(load(run), dataset, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    with counted_step(bar, f"measuring {run.name}") as progress:
+        return assess(load(run), dataset, progress=progress)
 
 
 def _mean_recall(rows: Sequence[Mapping[str, Any]]) -> float:

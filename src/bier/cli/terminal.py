@@ -300,6 +300,13 @@ def step(bar: "Progress", what: str) -> Iterator["TaskID"]:
 
 
 @contextmanager
+def counted_step(bar: "Progress", what: str) -> Iterator[Callable[[int, int], None]]:
+    """As `step`, with a callback (done, total) for work that counts what it has done."""
+    with step(bar, what) as task:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
 def _plain_lines(bar: "Progress") -> Iterator[None]:
     """Print where the work stands at regular times, from a thread, so that a step that reports nothing shows too."""
     ended = threading.Event()
