@@ -21,6 +21,7 @@ from bier.cli.terminal import (
     check_root,
     command,
     emit,
+    is_first_process,
     progress_bar,
     say,
     say_skipped,
@@ -142,7 +143,6 @@ def train(
         resolved = resolve(method, data, {**named, **chosen})
     check_name(resolved.data.name)
     _check_minutes(minutes, chosen)
-    first = os.environ.get("RANK", "0") == "0"  # of several processes one prints
     with progress_bar() as bar, _warnings_as_lines():
         watcher = ProgressObserver(bar, resolved)
         plan = None
@@ -155,10 +155,12 @@ def train(
         from bier.training import train as run_training
         from bier.training.observers import CombinedObserver, logger
 
-        observer = CombinedObserver(watcher, *(logger(name, resolved) for name in log or [])) if first else None
+        observer = None
+        if is_first_process():
+            observer = CombinedObserver(watcher, *(logger(name, resolved) for name in log or []))
         place = resume or begun
         run = run_training(resolved, place or out, resume=place is not None, observer=observer)
-    if first:
+    if is_first_process():
         _report(run, resolved, watcher.seconds, plan, json)
 
 
@@ -172,7 +174,7 @@ def _begun_before(out: Path | None, config: "Config") -> Path | None:
     run = out or default_folder(config)
     if not begun_by_this_job(run):
         return None
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         say(f"Started again by torchrun: going on with {run} from its newest checkpoint.")
     return run
 
