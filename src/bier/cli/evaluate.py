@@ -222,8 +222,7 @@ def _reranked(
     from bier.evaluate.reranking import evaluate_reranking
     from bier.search.rerank import DEPTH
 
-    vectors, gallery = result.test.vectors(result.groups, result.weighting)
-    classes, gallery_classes = result.test.classes, result.test.gallery_classes
+    vectors, classes, gallery, gallery_classes = result.test.compared(result.groups, result.weighting)
     ks = sorted(result.recall["ensemble"])
     rows = evaluate_reranking(vectors, classes, ks, names, gallery, gallery_classes, progress=progress)
     return {"rerank": {"shortlist": DEPTH, **{name: row.to_dict() for name, row in rows.items()}}}

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from bier import distributed, files
 from bier.data import Part
@@ -75,25 +74,26 @@ class ModelSource(Stream):
         backend: what runs the network, see `Model.encode`.
     """
 
-    skipped: list[Broken]  # the images that cannot be read, those that were found so far
+    device: ClassVar[str | None] = None  # where the model is loaded; None for that of this process
 
     def __init__(
         self,
         run: Path | Untrained,
         part: Part,
-        device: torch.device,
-        batch_size: int,
-        workers: int | None,
-        skip_broken: bool,
-        backend: Backend,
+        *,
+        batch_size: int = 64,
+        workers: int | None = None,
+        skip_broken: bool = False,
+        backend: Backend = "torch",
     ) -> None:
         root = files.name_text(part.root.resolve()) if isinstance(part.root, Path) else part.root
         self.about: Mapping[str, Any] = {"model": about_model(run), "root": root}
-        self.model: Model = load(run, device=device)
+        self.model: Model = load(run, device=self.device)
         check_backend(backend, self.model.device)
         self.part, self.groups = part, self.model.groups
         self.ids: Sequence[Id] = range(len(part)) if part.ids is None else part.ids
         self.labels: Sequence[Label] | None = part.label_names()
+        self.skipped: list[Broken] = []  # the images that cannot be read, those that were found so far
         self.batch_size, self.workers, self.skip_broken, self.backend = batch_size, workers, skip_broken, backend
 
     @property
@@ -132,7 +132,7 @@ class ImageSource(ModelSource, Source):
         cache: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(run, part, distributed.device(), batch_size, workers, skip_broken, backend)
+        super().__init__(run, part, batch_size=batch_size, workers=workers, skip_broken=skip_broken, backend=backend)
         size, reading = self.model.backbone.resize, progress and partial(progress, "reading images")
         self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading, shared=True)
         self.skipped, self.part = list(self._prepared.broken), part.select(self._prepared.kept)

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from bier import distributed
 from bier.collection.encoding import Block, ModelSource
-from bier.data import Part
 from bier.errors import BierError, DataError, needs
 from bier.images import Broken, ImageDataset
 from bier.models.backends import Backend
-from bier.models.model import Model, Untrained
+from bier.models.model import Model
 from bier.search.embeddings import SHARD
 from bier.search.store import Floats
 
@@ -67,26 +65,13 @@ class Encoder:
 
 
 class RaySource(ModelSource):
-    """Images that the actors of a cluster encode. Which cannot be read is known when all have been encoded.
+    """Images that the actors of a cluster encode, with the arguments of `ModelSource`.
 
-    Args:
-        run: as in `ModelSource`. Only the driver reads it; actors are sent the model.
-        part: as in `ModelSource`. Each machine of the cluster must be able to read the images: a shared disk, or URLs.
-        batch_size, workers, skip_broken, backend: as in `ModelSource`, of each actor.
+    Only the driver reads the model and sends it to the actors, which must be able to read the images: from a shared
+    disk, or by their URLs. Which images cannot be read is known when all have been encoded.
     """
 
-    def __init__(
-        self,
-        run: Path | Untrained,
-        part: Part,
-        *,
-        batch_size: int = 64,
-        workers: int | None = None,
-        skip_broken: bool = False,
-        backend: Backend = "torch",
-    ) -> None:
-        super().__init__(run, part, torch.device("cpu"), batch_size, workers, skip_broken, backend)
-        self.skipped = []
+    device = "cpu"
 
     @property
     def fingerprint(self) -> str:
