@@ -45,7 +45,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """A regular file. To open a pipe would wait for somebody who writes to it, unless O_NONBLOCK says otherwise."""
+    """Open a regular file. O_NONBLOCK, because opening a pipe would wait until another process writes to it."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     kind = os.fstat(handle).st_mode
     if stat.S_ISREG(kind):
@@ -238,17 +238,13 @@ def read_tensors(
     return tensors, known if expected is None else {**known, "sha256": expected}
 
 
-def tensors_in(path: Path) -> list[str]:
-    """The names of the tensors in a safetensors file; ValueError where it is damaged."""
+def read_header(path: Path) -> tuple[list[str], dict[str, str]]:
+    """(names of the tensors, metadata) of a safetensors file; ValueError if its header is damaged. Reads no tensor."""
     try:
-        return list(_layout(path)[0])
+        layout, metadata = _layout(path)
     except (TypeError, KeyError, AttributeError, UnicodeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, without reading its tensors, and so without checking it."""
-    return _layout(path)[1]
+    return list(layout), metadata
 
 
 _DTYPES = {  # of safetensors, in numpy's words
