@@ -34,38 +34,45 @@ if TYPE_CHECKING:
     from bier.models.model import Untrained
 
 
+ModelPath = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run, or the folder of a model; with --backbone the images.")
+]
+Images = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="IMAGES",
+        help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")]
+StoreUri = Annotated[
+    str | None, typer.Option("--store", metavar="URI", help="Add the vectors to this store, as `bier index` does.")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images per batch.")]
+Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Threads that decode images.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Encode on the Ray cluster at this address (auto, HOST:PORT or ray://HOST:PORT). Without an address "
+        "one is started on this machine.",
+    ),
+]
+
+
 def embed(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run, or the folder of a model; with --backbone the images.")
-    ],
-    images: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")
-    ] = None,
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="URI", help="Add the vectors to this store, as `bier index` does.")
-    ] = None,
+    model: ModelPath,
+    images: Images = None,
+    out: Out = None,
+    store: StoreUri = None,
     backbone: Backbone = None,
     backend: Backend = "torch",
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Images per batch.")] = 64,
-    workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="Threads that decode images.")] = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="[ADDRESS]",
-            help="Encode on the Ray cluster at this address (auto, HOST:PORT or ray://HOST:PORT). Without an address "
-            "one is started on this machine.",
-        ),
-    ] = None,
+    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Encode every image and write the vectors, with paths and labels beside them.

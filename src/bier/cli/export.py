@@ -15,29 +15,36 @@ if TYPE_CHECKING:
     from bier.models.model import Model
 
 
+Out = Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the graph or the folder goes.")]
+ModelPath = Annotated[
+    Path | None, typer.Argument(metavar="MODEL", help="A run, the folder of a model, or hf:owner/name.")
+]
+Format = Annotated[
+    Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")
+]
+GraphInput = Annotated[
+    Literal["image", "crops"],
+    typer.Option(
+        "--input", help="onnx: one decoded picture of any size, or a batch of crops that the caller has prepared."
+    ),
+]
+Learners = Annotated[int | None, typer.Option("--learners", metavar="M", help="onnx: only the first M learners.")]
+Results = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="FILE", help="hub: what `bier evaluate --json` has printed, for the card."),
+]
+Licence = Annotated[str | None, typer.Option("--licence", metavar="NAME", help="hub: of the weights.")]
+
+
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the graph or the folder goes.")],
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="A run, the folder of a model, or hf:owner/name.")
-    ] = None,
+    out: Out,
+    model: ModelPath = None,
     backbone: Backbone = None,
-    to: Annotated[
-        Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")
-    ] = "onnx",
-    takes: Annotated[
-        Literal["image", "crops"],
-        typer.Option(
-            "--input", help="onnx: one decoded picture of any size, or a batch of crops that the caller has prepared."
-        ),
-    ] = "image",
-    learners: Annotated[
-        int | None, typer.Option("--learners", metavar="M", help="onnx: only the first M learners.")
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option("--results", metavar="FILE", help="hub: what `bier evaluate --json` has printed, for the card."),
-    ] = None,
-    licence: Annotated[str | None, typer.Option("--licence", metavar="NAME", help="hub: of the weights.")] = None,
+    to: Format = "onnx",
+    takes: GraphInput = "image",
+    learners: Learners = None,
+    results: Results = None,
+    licence: Licence = None,
     json: Json = False,
 ) -> None:
     """Write a model for other programs: an ONNX graph, or a folder for the Hugging Face Hub.

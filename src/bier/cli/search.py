@@ -32,63 +32,71 @@ class _Query(NamedTuple):
     label: "Label"
 
 
+CollectionName = Annotated[
+    str, typer.Argument(metavar="COLLECTION", help="An index, a store's URI, or a run that has an index.")
+]
+QueryName = Annotated[
+    str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
+]
+Count = Annotated[int, typer.Option("-k", metavar="N", help="How many images to show.")]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
+]
+Shortlist = Annotated[
+    int | None,
+    typer.Option(
+        "--shortlist",
+        metavar="N",
+        help="Funnel search: the first learner selects N images, all learners rank them.",
+    ),
+]
+Learners = Annotated[int | None, typer.Option("--learners", metavar="M", help="Compare the first M learners only.")]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="KEY=VALUE", help="Search only among these, like label=Heron; may be repeated."),
+]
+QueryLabel = Annotated[
+    str | None,
+    typer.Option(
+        "--label", metavar="TEXT", help="The label of the query, to mark right and wrong results in the picture."
+    ),
+]
+Same = Annotated[
+    bool,
+    typer.Option("--same", help="Only images from the model's threshold on, which are the same with 95% precision."),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", metavar="X", help="As --same, from this similarity (a cosine, -1 to 1) on."),
+]
+Rerank = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        metavar="NAME",
+        help="Re-rank the 100 nearest images, or those of --shortlist: alpha-qe, dba or k-reciprocal.",
+    ),
+]
+PictureFile = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="Draw the query and its results to this file, like row.png."),
+]
+
+
 def search(
-    collection: Annotated[
-        str, typer.Argument(metavar="COLLECTION", help="An index, a store's URI, or a run that has an index.")
-    ],
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
-    ],
-    k: Annotated[int, typer.Option("-k", metavar="N", help="How many images to show.")] = 10,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
-    ] = None,
-    shortlist: Annotated[
-        int | None,
-        typer.Option(
-            "--shortlist",
-            metavar="N",
-            help="Funnel search: the first learner selects N images, all learners rank them.",
-        ),
-    ] = None,
-    learners: Annotated[
-        int | None, typer.Option("--learners", metavar="M", help="Compare the first M learners only.")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="KEY=VALUE", help="Search only among these, like label=Heron; may be repeated."
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--label", metavar="TEXT", help="The label of the query, to mark right and wrong results in the picture."
-        ),
-    ] = None,
-    same: Annotated[
-        bool,
-        typer.Option(
-            "--same", help="Only images from the model's threshold on, which are the same with 95% precision."
-        ),
-    ] = False,
-    threshold: Annotated[
-        float | None,
-        typer.Option("--threshold", metavar="X", help="As --same, from this similarity (a cosine, -1 to 1) on."),
-    ] = None,
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            "--rerank",
-            metavar="NAME",
-            help="Re-rank the 100 nearest images, or those of --shortlist: alpha-qe, dba or k-reciprocal.",
-        ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw the query and its results to this file, like row.png."),
-    ] = None,
+    collection: CollectionName,
+    query: QueryName,
+    k: Count = 10,
+    model: ModelPath = None,
+    shortlist: Shortlist = None,
+    learners: Learners = None,
+    where: Filters = None,
+    label: QueryLabel = None,
+    same: Same = False,
+    threshold: Threshold = None,
+    rerank: Rerank = None,
+    picture: PictureFile = None,
     json: Json = False,
 ) -> None:
     """Find the images nearest to a given one. A query that is itself in the collection does not find itself.
