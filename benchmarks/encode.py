@@ -6,12 +6,10 @@ too, where they are installed. Run: python benchmarks/encode.py [FOLDER]
 """
 
 import argparse
-import multiprocessing
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,8 @@ import timm
 import torch
 from PIL import Image
 
-from _report import Report, clock
+from _report import Report
+from _turns import take_turns
 from bier import EmbeddingEnsemble, Model
 from bier.images import ImageDataset
 from bier.memory import reuse_memory
@@ -100,15 +99,8 @@ for package, backend in (("onnxruntime", "onnx"), ("openvino", "openvino")):
         CONTENDERS[f"Model.encode from files, {backend}"] = partial(encode, backend=backend)
 
 
-def serve(name: str, files: list[Path], threads: int, pipe: Connection) -> None:
-    torch.set_num_threads(threads)
-    run = CONTENDERS[name](files)
-    run()
-    pipe.send("ready")
-    while pipe.recv():
-        start = clock()
-        run()
-        pipe.send(clock() - start)
+def prepare(files: list[Path], name: str) -> Callable[[], object]:
+    return CONTENDERS[name](files)
 
 
 def main() -> None:
@@ -120,19 +112,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     report = Report("encode", ["timm", "pillow"], SEED)
     files = jpegs(chosen.folder, chosen.images)
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    for name in CONTENDERS:
-        pipes[name], theirs = context.Pipe()
-        context.Process(target=serve, args=(name, files, chosen.threads, theirs)).start()
-        pipes[name].recv()
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in range(chosen.rounds):
-        for name, pipe in pipes.items():
-            pipe.send(True)
-            seconds[name].append(pipe.recv())
-    for pipe in pipes.values():
-        pipe.send(False)
+    seconds = take_turns(partial(prepare, files), CONTENDERS, chosen.rounds, chosen.threads)
     device = our_model().device
     precision = str(resolve_precision("auto", device)).removeprefix("torch.")
     best = {name: min(times) for name, times in seconds.items()}

@@ -5,10 +5,8 @@ turns, step by step; the best of the rounds counts. Run: python benchmarks/finet
 """
 
 import argparse
-import multiprocessing
 import tempfile
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from _report import Report, clock
+from _report import Report
+from _turns import take_turns
 from bier import BoostedLoss, EmbeddingEnsemble
 from bier.images import ImageDataset
 from bier.memory import reuse_memory
@@ -84,16 +83,9 @@ CONTENDERS = {"plain float32 loop": plain, "ours, everything trained": ours, f"o
 GOALS = {"ours, everything trained": 3.0, f"ours, cached to {STAGE}": 6.0}
 
 
-def serve(name: str, threads: int, pipe: Connection) -> None:
-    torch.set_num_threads(threads)
+def prepare(name: str) -> Callable[[], None]:
     torch.manual_seed(SEED)
-    run = CONTENDERS[name]()
-    run()  # the first step allocates
-    pipe.send("ready")
-    while pipe.recv():
-        start = clock()
-        run()
-        pipe.send(clock() - start)
+    return CONTENDERS[name]()
 
 
 def main() -> None:
@@ -102,19 +94,7 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = arguments.parse_args()
     report = Report("finetune", ["timm"], SEED)
-    context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    for name in CONTENDERS:
-        pipes[name], theirs = context.Pipe()
-        context.Process(target=serve, args=(name, chosen.threads, theirs), daemon=True).start()
-        pipes[name].recv()
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in range(chosen.rounds):
-        for name, pipe in pipes.items():
-            pipe.send(True)
-            seconds[name].append(pipe.recv())
-    for pipe in pipes.values():
-        pipe.send(False)
+    seconds = take_turns(prepare, CONTENDERS, chosen.rounds, chosen.threads)
     precision = str(resolve_precision("auto", CPU)).removeprefix("torch.")
     base, what = min(seconds["plain float32 loop"]), f"{precision} on {CPU}, batch {BATCH} of {SIZE}x{SIZE}"
     rows = [[name, BATCH / min(times), base / min(times)] for name, times in seconds.items()]

@@ -16,7 +16,7 @@ LAYERS = [
     {"data", "models", "search"},
     {"evaluate"},
     {"collection"},
-    {"training", "cluster"},
+    {"training"},
     {"paper", "web"},
     {"cli"},
 ]

@@ -42,7 +42,7 @@ HOMES = {
     "lite": {"models/timm_models.py"},
     "mlflow": {"training/observers.py"},
     "wandb": {"training/observers.py"},
-    "ray": {"cluster.py"},
+    "ray": {"collection/ray.py"},
 }
 
 

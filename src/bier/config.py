@@ -18,8 +18,8 @@ from bier import files
 from bier.errors import ConfigError, did_you_mean
 from bier.method import defaults
 
-RECORDS = ("made_by", "split")  # sections that tell how a run came about and are not settings
-CHECKSUM = "sha256"  # no flipped bit makes a comment of a line that begins with s
+RECORDS = ("made_by", "split")  # sections that describe how a run was made and are not settings
+CHECKSUM = "sha256"  # a flipped bit cannot turn its first letter into #, which would hide the line
 _NOT_SETTINGS = (*RECORDS, CHECKSUM)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # ours; all others are the library's

@@ -1,4 +1,4 @@
-"""One process or many: who this process is, and embeddings gathered across processes together with their gradients."""
+"""Collective operations that also work in a single process, such as gathering embeddings with their gradients."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -55,11 +55,11 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
 
 
 def _empty_store() -> dict[str, Any]:
-    """Where processes that torchrun has started again meet: at a place that those before them have not used.
+    """A part of torchrun's store that no process has used before, for processes that torchrun has started again.
 
-    torchrun keeps its store, and a new process that reads the address of a dead one there waits for it until the
-    timeout. Agents on several machines count their restarts separately, so that their count is no common name; for
-    them docs/scale.md names a variable that makes them begin with an empty store.
+    torchrun keeps its store, and a new process that reads the address of one that has ended waits for it until the
+    timeout. Agents on several machines count their restarts separately, so that they cannot agree on a name by them;
+    docs/scale.md names a variable that makes them begin with an empty store.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if restarts == "0" or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
@@ -103,7 +103,7 @@ class _Gather(torch.autograd.Function):
 
 
 def barrier() -> None:
-    """Wait until all processes have come here."""
+    """Wait until all processes have called this."""
     if world() > 1:
         dist.barrier()
 

@@ -1,4 +1,4 @@
-"""The exceptions that a user can cause. The command line turns these, and only these, into one line."""
+"""Exceptions that a user can cause; the command line shows their message as one line."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class BierError(Exception):
-    """Something the user can mend; the message says what was expected and what was found."""
+    """An error that the user can correct; the message says what was expected and what was found."""
 
 
 class ConfigError(BierError, ValueError):
@@ -15,11 +15,11 @@ class ConfigError(BierError, ValueError):
 
 
 class DataError(BierError, ValueError):
-    """A data set, a table, an image or a batch is missing, broken or not what was promised."""
+    """A data set, a table, an image or a batch is missing, damaged or not as expected."""
 
 
 class ModelError(BierError):
-    """A backbone, a model file or a set of weights cannot be had or does not fit."""
+    """A backbone, a model file or a set of weights is missing, damaged or does not fit."""
 
 
 class TrainingError(BierError):
@@ -27,11 +27,11 @@ class TrainingError(BierError):
 
 
 class SearchError(BierError):
-    """An index or a store is missing, damaged, unreachable or asked for what it does not hold."""
+    """An index or a store is missing, damaged or unreachable, or does not hold what it is asked for."""
 
 
 class BusyError(BierError):
-    """Another process is at work on the same run, index or file."""
+    """Another process is using the same run, index or file."""
 
 
 class WriteError(BierError, OSError):

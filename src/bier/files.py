@@ -45,7 +45,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """A regular file. To open a pipe would wait for somebody who writes to it, unless O_NONBLOCK says otherwise."""
+    """Open a regular file. O_NONBLOCK, because opening a pipe would wait until another process writes to it."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     kind = os.fstat(handle).st_mode
     if stat.S_ISREG(kind):
@@ -124,7 +124,7 @@ def checksum(content: Path | bytes) -> str:
 
 
 def crc32(rows: "NDArray[Any]") -> "NDArray[np.uint32]":
-    """The CRC-32 of each row (N, ...): for caches, which are read again and again. 4 GB/s, and SHA-256 1.8."""
+    """The CRC-32 of each row (N, ...), for caches, which are read often: it is twice as fast as SHA-256."""
     import numpy as np
 
     return np.array([zlib.crc32(row.data) for row in np.ascontiguousarray(rows)], np.uint32)
@@ -238,12 +238,13 @@ def read_tensors(
     return tensors, known if expected is None else {**known, "sha256": expected}
 
 
-def tensors_in(path: Path) -> list[str]:
-    """The names of the tensors in a safetensors file; ValueError where it is damaged."""
+def read_header(path: Path) -> tuple[list[str], dict[str, str]]:
+    """(names of the tensors, metadata) of a safetensors file; ValueError if its header is damaged. Reads no tensor."""
     try:
-        return list(_layout(path)[0])
+        layout, metadata = _layout(path)
     except (TypeError, KeyError, AttributeError, UnicodeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
+    return list(layout), metadata
 
 
 _DTYPES = {  # of safetensors, in numpy's words
@@ -291,7 +292,7 @@ def _layout(path: Path) -> tuple[dict[str, _Layout], dict[str, str]]:
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...], offset: int) -> "NDArray[Any]":
     import numpy as np
 
-    if 0 in shape:  # nothing cannot be mapped
+    if 0 in shape:  # an empty range cannot be mapped
         return np.empty(shape, dtype)
     return np.memmap(path, dtype, "c", offset, shape).view(np.ndarray)
 
@@ -350,7 +351,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # While it is held: whoever has just opened the file finds that it has no name any more, and takes no lock.
+        # While it is held: a process that has just opened the file sees that it was removed, and takes no lock.
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
         with suppress(OSError):
@@ -408,9 +409,9 @@ def file_aside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def folder_aside(path: Path) -> Iterator[Path]:
-    """As `file_aside` for a new folder of files. One that is there is gone only when the new one has its name.
+    """As `file_aside` for a new folder of files. A folder that is there is removed when the new one has its name.
 
-    A kill between the two renames leaves it under another name; `restore` brings it back.
+    A kill between the two renames leaves the old one under another name; `restore` brings it back.
     """
     path = _linked(path)
     restore(path)
@@ -452,7 +453,7 @@ def restore(path: Path) -> None:
     """Give a folder its name back, if a process was killed just before it put a new one in its place."""
     if path.exists():
         return
-    for old in _left_by_the_dead(path, "old"):
+    for old in _leftovers(path, "old"):
         with suppress(OSError):
             old.rename(path)
             return
@@ -460,7 +461,7 @@ def restore(path: Path) -> None:
 
 def remove_leftovers(path: Path) -> None:
     """Remove what processes that were killed have left beside `path`."""
-    for left in (*_left_by_the_dead(path, "new"), *(_left_by_the_dead(path, "old") if path.exists() else ())):
+    for left in (*_leftovers(path, "new"), *(_leftovers(path, "old") if path.exists() else ())):
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
         else:
@@ -474,8 +475,8 @@ def _beside(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{kind}-{_host()}-{os.getpid()}-{uuid4().hex[:8]}")
 
 
-def _left_by_the_dead(path: Path, kind: str) -> list[Path]:
-    """What `_beside` has named, by processes of this machine that have ended."""
+def _leftovers(path: Path, kind: str) -> list[Path]:
+    """The files and folders that processes of this machine, which have ended, have named by `_beside`."""
     start = f".{path.name}.{kind}-{_host()}-"
     try:
         with os.scandir(path.parent) as entries:
@@ -486,7 +487,7 @@ def _left_by_the_dead(path: Path, kind: str) -> list[Path]:
 
 
 def _host() -> str:
-    """Tells machines apart that share a disk: the process numbers of another one mean nothing here."""
+    """Identifies this machine on a shared disk, where the process numbers of other machines mean nothing."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
@@ -503,7 +504,7 @@ def _is_alive(process: str) -> bool:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Claim the whole of a file at once: a full disk is an error now, not a bus error when a map of it is touched."""
+    """Allocate the whole of a file: a full disk is an error now, and not a bus error when a map of it is written."""
     with path.open("ab") as file:
         if size and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
@@ -534,7 +535,7 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
-_SURROGATES = re.compile("[\ud800-\udfff]")  # Python stands the byte NN of a name that is not UTF-8 for U+DCNN
+_SURROGATES = re.compile("[\ud800-\udfff]")  # Python decodes a byte NN that is not UTF-8 as U+DCNN
 _WRITTEN_BYTES = re.compile(r"\\x([89a-f][0-9a-f])")
 
 

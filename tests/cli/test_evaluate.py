@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 import bier
-from bier.evaluate.verification import Others, model_thresholds, verify
+from bier.evaluate.verification import Gallery, model_thresholds, verify
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
@@ -294,7 +294,7 @@ def test_same_or_not(cli: Cli, separated: Path, tmp_path: Path, share: float, pa
     kept = model.metadata["same"]
     assert (kept["part"], kept["classes"], kept["queries"], kept["images"]) == (part, classes, 10 * classes, 80)
     z = {name: model.embed_raw(dataset[name].images) for name in dataset.parts}
-    others = Others(z["train"], 100 + dataset["train"].labels) if share else None
+    others = Gallery(z["train"], 100 + dataset["train"].labels) if share else None
     again = model_thresholds(z[part], dataset[part].labels, others, model.groups, model.weighting, part=part)
     assert again is not None
     assert kept["prefixes"] == pytest.approx(again["prefixes"])

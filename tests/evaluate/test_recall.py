@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bier.errors import DataError
 from bier.evaluate import counting
-from bier.evaluate.recall import draw_galleries, ranks, recall_at_k, repeated_gallery_recall
+from bier.evaluate.ensemble import evaluate_ensemble
+from bier.evaluate.recall import draw_galleries, ranks, recall_at_k
 
 
 def naive_ranks(vectors, labels, gallery=None, gallery_labels=None):
@@ -180,22 +181,22 @@ def test_repeated_galleries_hold_one_image_of_each_class():
 def test_repeated_gallery_recall_is_the_mean_of_its_draws():
     rng = np.random.default_rng(7)
     vectors, labels = unit(rng, 120, 4), np.arange(120) % 30
-    result = repeated_gallery_recall(vectors, labels, [1, 5], repeats=5, seed=3)
+    result = evaluate_ensemble(vectors, (4,), labels, [1, 5], repeats=5, seed=3)
     expected = []
     for mask in draw_galleries(labels, 120, 5, 3):
         g = mask.numpy()
         found = naive_ranks(vectors[~g], labels[~g], vectors[g], labels[g])
         expected.append([100 * np.mean(found < 1), 100 * np.mean(found < 5)])
-    assert np.allclose(list(result.mean.values()), np.mean(expected, axis=0))
-    assert np.allclose(list(result.spread.values()), np.std(expected, axis=0))
-    assert result.spread[1] > 0
+    assert np.allclose(list(result.recall["ensemble"].values()), np.mean(expected, axis=0))
+    assert np.allclose(list(result.spread["ensemble"].values()), np.std(expected, axis=0))
+    assert result.spread["ensemble"][1] > 0
 
 
 def test_repeated_galleries_need_a_query():
     with pytest.raises(DataError, match="no query"):
-        repeated_gallery_recall(np.eye(3), [0, 1, 2], [1])
+        evaluate_ensemble(np.eye(3), (3,), [0, 1, 2], [1], repeats=10)
     with pytest.raises(DataError, match="repeats"):
-        repeated_gallery_recall(np.eye(3), [0, 0, 2], [1], repeats=0)
+        evaluate_ensemble(np.eye(3), (3,), [0, 0, 2], [1], repeats=0)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -12,13 +12,13 @@ from bier.errors import DataError
 from bier.evaluate import verification
 from bier.evaluate.verification import (
     STEPS,
-    Others,
+    Gallery,
     Pairs,
     count_pairs,
     find_threshold,
     kept_threshold,
     model_thresholds,
-    operate,
+    operating_point,
     summarise,
     verify,
 )
@@ -146,7 +146,7 @@ def test_what_a_search_returns_at_a_threshold() -> None:
             alike += (labels == labels[i]).sum() - 1
             answered += bool(above.any())
             empty += not (above & (labels != labels[i])).any()  # had the collection no image of its class
-        found = operate(pairs, threshold)
+        found = operating_point(pairs, threshold)
         assert found.precision == (pytest.approx(100 * right / returned) if returned else None)
         assert found.recall == pytest.approx(100 * right / alike)
         assert (found.answered, found.empty) == (pytest.approx(100 * answered / 60), pytest.approx(100 * empty / 60))
@@ -173,7 +173,7 @@ def test_a_gallery_ten_times_as_large_needs_a_higher_threshold() -> None:
     assert low is not None
     assert high is not None
     assert high > low
-    assert operate(larger, high).far <= operate(pairs, low).far
+    assert operating_point(larger, high).far <= operating_point(pairs, low).far
 
 
 def test_the_thresholds_of_a_model_are_those_of_its_vectors() -> None:
@@ -181,7 +181,7 @@ def test_the_thresholds_of_a_model_are_those_of_its_vectors() -> None:
     z, labels = some(5, 90, size=16)
     groups = (4, 4, 8)
     kept = model_thresholds(
-        z[:50], labels[:50], Others(z[50:], labels[50:], 3), groups, "sqrt", part="validation", precision=80
+        z[:50], labels[:50], Gallery(z[50:], labels[50:], 3), groups, "sqrt", part="validation", precision=80
     )
     assert kept is not None
     json.dumps(kept, allow_nan=False)
@@ -231,7 +231,7 @@ def test_on_real_groceries_a_missing_class_gives_an_empty_answer(shared_data: Pa
     assert kept is not None
     test = dataset["test"]
     vectors = model.encode(list(test.images))
-    found = operate(count_pairs(vectors, test.labels), kept["threshold"])
+    found = operating_point(count_pairs(vectors, test.labels), kept["threshold"])
     assert found.empty >= 80
     assert found.precision is not None
     assert found.precision >= 75

@@ -148,7 +148,7 @@ def test_eqs_5_and_6_agree_and_match_loops() -> None:
     running = torch.zeros(9, dtype=torch.float64)
     for m in range(4):
         expected = [(1 - eta[m]) * running[p].item() + eta[m] * scores[m, p].item() for p in range(9)]
-        running = torch.lerp(running, scores[m], eta[m])
+        running = equations.running_score(running, scores[m], eta[m])
         assert running.tolist() == pytest.approx(expected, abs=1e-12)
     ensemble = [sum(alpha[m] * scores[m, p].item() for m in range(4)) for p in range(9)]
     assert equations.ensemble_score(scores).tolist() == pytest.approx(ensemble, abs=1e-12)

@@ -171,7 +171,7 @@ def test_memory_and_nesting_end_with_one_line(
             raise type("PanicException", (BaseException,), {})("PyObject pointer is null")
         return run_out()
 
-    monkeypatch.setattr("bier.collection.load", run_out)
+    monkeypatch.setattr("bier.collection.encoding.load", run_out)
     ended = attack("embed", small_run, photos, "--out", tmp_path / "v.safetensors")
     assert ended.refused, ended.said
     assert ("nested too deeply" if kind == "deep" else "Memory ran out") in ended.said

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bier import collection
+from bier.collection import stored as collection
 from bier.search import Index
 from bier.search.embeddings import EmbeddingsWriter
 

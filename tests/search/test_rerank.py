@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from bier import Index
 from bier.errors import SearchError
 from bier.search import rerank as reranking
-from bier.search.rerank import METHODS, rerank, search_reranked
+from bier.search.rerank import METHODS, rerank, search_one, search_reranked
 
 Rows = NDArray[np.float64]
 
@@ -149,3 +149,22 @@ def test_a_search_re_ranks_what_the_index_finds(name: str, learners: int | list[
     everything = search_reranked(index, vectors[7], 400, name, where={"label": "none"})
     assert everything.ids.shape == (0,)
     assert len(search_reranked(index, vectors[7], 10, name, shortlist=60).ids) == 10
+
+
+@pytest.mark.parametrize("name", [None, "alpha-qe"])
+@pytest.mark.parametrize(("learners", "span"), [(None, slice(12)), (1, slice(4)), ([2], slice(4, 12))])
+def test_a_query_of_the_collection_does_not_find_itself(
+    name: str | None, learners: int | list[int] | None, span: slice
+) -> None:
+    vectors = np.random.default_rng(5).normal(size=(30, 12)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    index = Index.build(vectors, groups=(4, 8))
+    wide = 10 if learners is None else None  # a shortlist of k, of which one is the query itself
+    found = search_one(index, vectors[3], 10, rerank=name, shortlist=wide, learners=learners, without=3)
+    assert len(found) == 10
+    assert 3 not in [match.id for match in found]
+    length = float(np.square(vectors[3, span]).sum())
+    for match in found:
+        score = float(vectors[3, span] @ vectors[match.id, span])
+        assert match.score == pytest.approx(score, abs=1e-6)
+        assert match.similarity == pytest.approx(np.clip(score / length, -1, 1), abs=1e-5)

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bier import collection as collections
 from bier.collection import add_to_collection, fill_store
+from bier.collection import stored as collections
 from bier.errors import MissingExtraError, SearchError
 from bier.search import Entry, Index, Store, is_store_uri, open_store, stores
 from bier.search.sources import StoredSource

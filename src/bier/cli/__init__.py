@@ -19,7 +19,7 @@ from bier.cli import backbones, data, demo, embed, evaluate, export, index, pape
 from bier.cli.terminal import command, say
 from bier.errors import BierError, ConfigError
 
-# What torch, C++ and the system say: torch has no exception of its own for it, and neither have threads and libraries.
+# Messages of torch, C++ and the system where memory runs out; there is no exception type for it.
 NO_MEMORY = (
     *("allocate memory", "out of memory", "not enough memory", "bad_alloc"),
     *("can't start new thread", "failed to map segment", "could not create a primitive"),
@@ -82,9 +82,9 @@ def main() -> NoReturn:
         _end(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
         _end("interrupted", 130)
-    except BrokenPipeError:  # as in `bier settings | head`: who reads the output has seen enough
+    except BrokenPipeError:  # as in `bier settings | head`: the reader has closed the output
         _end("", 1)
-    # What any command may meet at any place, and what no place could explain better.
+    # Errors that any command may raise anywhere.
     except OSError as error:
         place = "" if error.filename is None else f" {os.fsdecode(error.filename)}"
         _end(f"Cannot read or write{place or ' a file'}: {error.strerror or error}.", 2)

@@ -1,4 +1,4 @@
-"""`bier demo`: the whole story on drawn characters, in a few minutes and without a download."""
+"""`bier demo`: train, compare and report on drawn characters, in a few minutes and without a download."""
 
 import shlex
 import statistics
@@ -13,6 +13,7 @@ from bier.cli.terminal import (
     Json,
     command,
     console,
+    counted_step,
     emit,
     program_beside,
     progress_bar,
@@ -20,7 +21,7 @@ from bier.cli.terminal import (
     step,
     table_of_numbers,
 )
-from bier.cli.train import Watcher
+from bier.cli.train import ProgressObserver
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -115,7 +116,7 @@ def _train(bar: "Progress", config: "Config", run: Path) -> float | None:
         check_same_config(run, config)
         say(f"{run} is already trained; remove it to train it again.")
         return None
-    watcher = Watcher(bar, config, label=run.name)
+    watcher = ProgressObserver(bar, config, label=run.name)
     done = train(config, run, resume=exists, observer=watcher)
     watcher.close()
     if done.interrupted:
@@ -128,8 +129,8 @@ def _assess(bar: "Progress", run: Path, dataset: Any) -> "Assessment":
     from bier.evaluate.dataset import assess
     from bier.models.model import load
 
-    with step(bar, f"measuring {run.name}") as task:
-        return assess(load(run), dataset, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    with counted_step(bar, f"measuring {run.name}") as progress:
+        return assess(load(run), dataset, progress=progress)
 
 
 def _mean_recall(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -30,43 +30,49 @@ from bier.files import is_url
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from bier.cluster import RaySource
-    from bier.collection import ImageSource
+    from bier.collection.encoding import ModelSource
     from bier.models.model import Untrained
 
 
+ModelPath = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A run, or the folder of a model; with --backbone the images.")
+]
+Images = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="IMAGES",
+        help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")]
+StoreUri = Annotated[
+    str | None, typer.Option("--store", metavar="URI", help="Add the vectors to this store, as `bier index` does.")
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", help="Images per batch.")]
+Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Threads that decode images.")]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Encode on the Ray cluster at this address (auto, HOST:PORT or ray://HOST:PORT). Without an address "
+        "one is started on this machine.",
+    ),
+]
+
+
 def embed(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A run, or the folder of a model; with --backbone the images.")
-    ],
-    images: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder of images, or a table (CSV or Parquet) with the columns path and label; or the URL of one.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The file to write; it ends in .safetensors.")
-    ] = None,
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="URI", help="Add the vectors to this store, as `bier index` does.")
-    ] = None,
+    model: ModelPath,
+    images: Images = None,
+    out: Out = None,
+    store: StoreUri = None,
     backbone: Backbone = None,
     backend: Backend = "torch",
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", help="Images per batch.")] = 64,
-    workers: Annotated[int | None, typer.Option("--workers", metavar="N", help="Threads that decode images.")] = None,
+    batch_size: BatchSize = 64,
+    workers: Workers = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="[ADDRESS]",
-            help="Encode on the Ray cluster at this address (auto, HOST:PORT or ray://HOST:PORT). Without an address "
-            "one is started on this machine.",
-        ),
-    ] = None,
+    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Encode every image and write the vectors, with paths and labels beside them.
@@ -107,13 +113,14 @@ def embed(
     used, _ = model_and_images(given[0], given[1] if len(given) > 1 else None, backbone)
     last = model if images is None else images
     listed = last if is_url(last) else Path(last)
-    options: dict[str, Any] = {"skip_broken": skip_broken, "workers": workers, "backend": backend}
+    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    options |= {"skip_broken": skip_broken, "backend": backend}
     with progress_bar() as bar:
         if ray is None:
-            found = _in_this_process(used, listed, out, store, batch_size, {"cache": cache, **options}, bar)
+            found = _in_this_process(used, listed, out, store, {"cache": cache, **options}, bar)
         else:
-            found = _on_ray(ray, used, listed, out, store, {"batch_size": batch_size, **options}, bar)
-    if found is None:  # one of several processes speaks
+            found = _on_ray(ray, used, listed, out, store, options, bar)
+    if found is None:  # only the first of several processes prints
         return
     result = {**found, "seconds": round(time.perf_counter() - start, 3)}
     if json:
@@ -129,13 +136,12 @@ def _in_this_process(
     images: str | Path,
     out: Path | None,
     store: str | None,
-    batch_size: int,
     options: Mapping[str, Any],
     bar: "Progress",
 ) -> dict[str, Any] | None:
     """Encode all images, or under torchrun a share; None on all processes but the first."""
     from bier import distributed
-    from bier.collection import ImageSource, about_model, fill_store, write_embeddings
+    from bier.collection import ImageSource, about_model
     from bier.data import list_images
 
     part = list_images(images)
@@ -145,14 +151,8 @@ def _in_this_process(
         if store is not None and distributed.world() > 1:
             raise ConfigError("--store takes the vectors of one process. Leave out torchrun, or encode with --ray.")
         progress = follow_steps(bar) if distributed.rank() == 0 else None
-        source = ImageSource(used, part, progress=progress, **options)
-        if store is not None:
-            return _stored(store, source, *fill_store(source, store, progress=progress))
-        assert out is not None
-        resumed = write_embeddings(source, out, batch_size, progress)
-        if distributed.rank():
-            return None
-    return _written(out, source, len(source.ids), resumed)
+        found = _encoded(ImageSource(used, part, progress=progress, **options), out, store, progress)
+        return found if distributed.rank() == 0 else None
 
 
 def _on_ray(
@@ -164,8 +164,7 @@ def _on_ray(
     options: Mapping[str, Any],
     bar: "Progress",
 ) -> dict[str, Any]:
-    from bier.cluster import RaySource, check_installed, cluster, write_embeddings
-    from bier.collection import fill_store
+    from bier.collection.ray import RaySource, check_installed, cluster
     from bier.data import list_images
 
     check_installed()
@@ -173,29 +172,25 @@ def _on_ray(
     with ExitStack() as stack:
         with step(bar, "starting Ray" if address == "local" else f"joining Ray at {address}"):
             stack.enter_context(cluster(address))
-        if store is not None:
-            return _stored(store, source, *fill_store(source, store, progress=follow_steps(bar)))
-        assert out is not None
-        resumed = write_embeddings(source, out, follow_steps(bar))
-    return _written(out, source, len(source.ids) - len(source.skipped), resumed)
+        return _encoded(source, out, store, follow_steps(bar))
 
 
-def _written(out: Path, source: "ImageSource | RaySource", images: int, resumed: int) -> dict[str, Any]:
-    return {"out": str(out), "images": images, **_described(source), "resumed": resumed}
-
-
-def _stored(store: str, source: "ImageSource | RaySource", images: int, added: int) -> dict[str, Any]:
+def _encoded(
+    source: "ModelSource", out: Path | None, store: str | None, progress: "Callable[[str, int, int], None] | None"
+) -> dict[str, Any]:
+    """Write the vectors to the file or the store; what `--json` says about them."""
+    from bier.collection import fill_store, write_embeddings
     from bier.search.store import without_secrets
 
-    return {"store": without_secrets(store), "images": images, "added": added, **_described(source)}
-
-
-def _described(source: "ImageSource | RaySource") -> dict[str, Any]:
-    return {
-        "dimension": sum(source.groups),
-        "groups": list(source.groups),
-        "skipped": [one.named() for one in source.skipped],
-    }
+    if store is not None:
+        images, added = fill_store(source, store, progress=progress)
+        written = {"store": without_secrets(store), "images": images, "added": added}
+    else:
+        assert out is not None
+        images, resumed = write_embeddings(source, out, progress)
+        written = {"out": str(out), "images": images, "resumed": resumed}
+    groups = list(source.groups)
+    return {**written, "dimension": sum(groups), "groups": groups, "skipped": [one.named() for one in source.skipped]}
 
 
 _ADDRESS = re.compile(r"auto|local|ray://.+|[^/\\\s]+:[0-9]+")

@@ -16,6 +16,7 @@ from bier.cli.terminal import (
     Size,
     SkipBroken,
     console,
+    counted_step,
     downloaded,
     emit,
     progress_bar,
@@ -29,8 +30,10 @@ from bier.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.progress import Progress
 
-    from bier.evaluate.dataset import Assessment, Measured
+    from bier.data import Dataset
+    from bier.evaluate.dataset import Assessment, Measured, StartingPoint
     from bier.evaluate.ensemble import EnsembleResult
     from bier.models.model import Untrained
 
@@ -108,16 +111,7 @@ def evaluate(
     if report is not None and len(models) > 1:
         raise ConfigError("--report goes with one run or model at a time.")
     if embeddings is not None:
-        with progress_bar() as bar, step(bar, f"measuring {embeddings}"):
-            from bier.data.part import ALL
-            from bier.evaluate.dataset import Measured
-
-            result = _from_file(embeddings)
-            measured = Measured(str(embeddings), ALL, len(result.test.classes.unique()), result.queries)
-            reranked = _reranked(result, rerank) if rerank else {}
-            if report is not None:
-                _write(report, result, measured, str(embeddings), reranked=reranked)
-        _show({str(embeddings): {**result.to_dict(), "measured": measured.to_dict(), **reranked}}, as_json)
+        _show({str(embeddings): _measure_file(embeddings, rerank or [], report)}, as_json)
         return
     from bier.distributed import process_group, rank
 
@@ -143,6 +137,19 @@ def evaluate(
             _show(found, as_json)
 
 
+def _measure_file(file: Path, rerank: Sequence[str], report: Path | None) -> dict[str, Any]:
+    with progress_bar() as bar, step(bar, f"measuring {file}"):
+        from bier.data.part import ALL
+        from bier.evaluate.dataset import Measured
+
+        result = _from_file(file)
+        measured = Measured(str(file), ALL, len(result.test.classes.unique()), result.queries)
+        reranked = _reranked(result, rerank) if rerank else {}
+        if report is not None:
+            _write(report, result, measured, str(file), reranked=reranked)
+    return {**result.to_dict(), "measured": measured.to_dict(), **reranked}
+
+
 def _measure(
     run: "Path | Untrained",
     data: str | None,
@@ -159,7 +166,7 @@ def _measure(
         from bier.data import load_for
         from bier.data.part import ALL
         from bier.distributed import rank
-        from bier.evaluate.dataset import assess, assess_classifier, assess_untrained, data_settings
+        from bier.evaluate.dataset import assess, assess_classifier, data_settings
         from bier.models.model import load
 
         model = load(run)
@@ -170,34 +177,34 @@ def _measure(
         root = root or (Path(settings.root) if settings.root else None)
         cache = cache or (Path(settings.cache) if settings.cache else None)
         skip_broken = skip_broken or settings.skip_broken
-        with step(bar, f"embedding for {run}") as task:
-
-            def follow(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
-
+        options: dict[str, Any] = {"part": part, "cache": cache, "skip_broken": skip_broken}
+        with counted_step(bar, f"embedding for {run}") as progress:
             if dataset.protocol == "accuracy" and isinstance(run, Path):
-                return assess_classifier(run, model, dataset, part or "test", follow)
-            done = assess(model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow)
+                return assess_classifier(run, model, dataset, part or "test", progress)
+            done = assess(model, dataset, **options, progress=progress)
         if with_untrained and isinstance(run, Path):
-            with step(bar, "embedding with the untrained backbone") as task:
-                try:
-                    before = assess_untrained(
-                        run, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=follow
-                    )
-                except ModelError as error:  # its weights are a file that may be gone
-                    before = None
-                    say(f"Without the untrained backbone: {error}")
-            done = replace(done, untrained=before)
+            done = replace(done, untrained=_untrained(bar, run, dataset, options))
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
         reranked: dict[str, Any] = {}
         if rerank:
-            with step(bar, "re-ranking") as task:
-                reranked = _reranked(done.result, rerank, follow)
+            with counted_step(bar, "re-ranking") as progress:
+                reranked = _reranked(done.result, rerank, progress)
         if report is not None and rank() == 0:
             with step(bar, "writing the report"):
                 folder = run if isinstance(run, Path) else None
                 _write(report, done.result, done.measured, str(run), folder, done, reranked)
     return {**done.to_dict(), **reranked}
+
+
+def _untrained(bar: "Progress", run: Path, dataset: "Dataset", options: Mapping[str, Any]) -> "StartingPoint | None":
+    from bier.evaluate.dataset import assess_untrained
+
+    with counted_step(bar, "embedding with the untrained backbone") as progress:
+        try:
+            return assess_untrained(run, dataset, **options, progress=progress)
+        except ModelError as error:  # its weights are a file that may have been removed
+            say(f"Without the untrained backbone: {error}")
+            return None
 
 
 def _check_rerank(names: Sequence[str]) -> None:
@@ -215,8 +222,7 @@ def _reranked(
     from bier.evaluate.reranking import evaluate_reranking
     from bier.search.rerank import DEPTH
 
-    vectors, gallery = result.test.vectors(result.groups, result.weighting)
-    classes, gallery_classes = result.test.classes, result.test.gallery_classes
+    vectors, classes, gallery, gallery_classes = result.test.compared(result.groups, result.weighting)
     ks = sorted(result.recall["ensemble"])
     rows = evaluate_reranking(vectors, classes, ks, names, gallery, gallery_classes, progress=progress)
     return {"rerank": {"shortlist": DEPTH, **{name: row.to_dict() for name, row in rows.items()}}}

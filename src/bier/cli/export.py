@@ -15,29 +15,36 @@ if TYPE_CHECKING:
     from bier.models.model import Model
 
 
+Out = Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the graph or the folder goes.")]
+ModelPath = Annotated[
+    Path | None, typer.Argument(metavar="MODEL", help="A run, the folder of a model, or hf:owner/name.")
+]
+Format = Annotated[
+    Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")
+]
+GraphInput = Annotated[
+    Literal["image", "crops"],
+    typer.Option(
+        "--input", help="onnx: one decoded picture of any size, or a batch of crops that the caller has prepared."
+    ),
+]
+Learners = Annotated[int | None, typer.Option("--learners", metavar="M", help="onnx: only the first M learners.")]
+Results = Annotated[
+    Path | None,
+    typer.Option("--results", metavar="FILE", help="hub: what `bier evaluate --json` has printed, for the card."),
+]
+Licence = Annotated[str | None, typer.Option("--licence", metavar="NAME", help="hub: of the weights.")]
+
+
 def export(
-    out: Annotated[Path, typer.Option("--out", metavar="PATH", help="Where the graph or the folder goes.")],
-    model: Annotated[
-        Path | None, typer.Argument(metavar="MODEL", help="A run, the folder of a model, or hf:owner/name.")
-    ] = None,
+    out: Out,
+    model: ModelPath = None,
     backbone: Backbone = None,
-    to: Annotated[
-        Literal["onnx", "hub"], typer.Option("--to", help="An ONNX graph, or a folder for the Hugging Face Hub.")
-    ] = "onnx",
-    takes: Annotated[
-        Literal["image", "crops"],
-        typer.Option(
-            "--input", help="onnx: one decoded picture of any size, or a batch of crops that the caller has prepared."
-        ),
-    ] = "image",
-    learners: Annotated[
-        int | None, typer.Option("--learners", metavar="M", help="onnx: only the first M learners.")
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option("--results", metavar="FILE", help="hub: what `bier evaluate --json` has printed, for the card."),
-    ] = None,
-    licence: Annotated[str | None, typer.Option("--licence", metavar="NAME", help="hub: of the weights.")] = None,
+    to: Format = "onnx",
+    takes: GraphInput = "image",
+    learners: Learners = None,
+    results: Results = None,
+    licence: Licence = None,
     json: Json = False,
 ) -> None:
     """Write a model for other programs: an ONNX graph, or a folder for the Hugging Face Hub.
@@ -103,7 +110,7 @@ def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, 
     card: dict[str, Any] = {"licence": licence, "results": _read_results(results) if results else None}
     if run is not None and (run / "config.toml").is_file():
         lines = (run / "config.toml").read_text(encoding="utf-8").splitlines()
-        # Folders of this machine are nobody else's business and of no use to others. The checksum covers them too.
+        # Paths of this machine are private and of no use elsewhere. The checksum covers them and is left out too.
         private = ("root =", "cache =", "weights =", "sha256 =")
         card["settings"] = "\n".join(line for line in lines if not line.startswith(private))
     pictures = [run / "report" / f"{name}.png" for name in ("typical", "learners")] if run is not None else []

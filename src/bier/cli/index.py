@@ -13,51 +13,61 @@ if TYPE_CHECKING:
     from bier.search.sources import Source
 
 
+SourcePath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A file of `bier embed`; or a run or a model that encodes images; with --backbone the images.",
+    ),
+]
+Images = Annotated[
+    Path | None,
+    typer.Argument(metavar="IMAGES", help="With a model: a folder of images, or a table (CSV or Parquet) of them."),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Write an index to this folder.")]
+StoreUri = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URI",
+        help="Load into an engine: postgresql://HOST/DATABASE, qdrant:FOLDER, qdrant:http://HOST:PORT, "
+        "milvus:NAME.db or milvus:http://HOST:PORT; #NAME chooses the collection.",
+    ),
+]
+Add = Annotated[
+    str | None,
+    typer.Option("--add", metavar="COLLECTION", help="Add to an index or a store's URI what it does not have yet."),
+]
+KindName = Annotated[
+    Literal["auto", "flat", "binary", "hnsw", "funnel"],
+    typer.Option(
+        "--kind",
+        help="How images are found. auto: exact up to 20,000 images, then by one bit per dimension, scored again "
+        "exactly (binary), and beyond 2 million by a graph (hnsw). funnel: a graph of the first learner only.",
+    ),
+]
+PrecisionName = Annotated[
+    Literal["float32", "int8", "binary"],
+    typer.Option(
+        "--precision",
+        help="How vectors are kept. int8: a quarter of the bytes, similarities right to about 0.003. "
+        "binary: one bit per dimension, similarities are estimates.",
+    ),
+]
+Rebuild = Annotated[bool, typer.Option("--rebuild", help="With --store: empty the collection first.")]
+
+
 def index(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE",
-            help="A file of `bier embed`; or a run or a model that encodes images; with --backbone the images.",
-        ),
-    ],
-    images: Annotated[
-        Path | None,
-        typer.Argument(metavar="IMAGES", help="With a model: a folder of images, or a table (CSV or Parquet) of them."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Write an index to this folder.")] = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="URI",
-            help="Load into an engine: postgresql://HOST/DATABASE, qdrant:FOLDER, qdrant:http://HOST:PORT, "
-            "milvus:NAME.db or milvus:http://HOST:PORT; #NAME chooses the collection.",
-        ),
-    ] = None,
-    add: Annotated[
-        str | None,
-        typer.Option("--add", metavar="COLLECTION", help="Add to an index or a store's URI what it does not have yet."),
-    ] = None,
-    kind: Annotated[
-        Literal["auto", "flat", "binary", "hnsw", "funnel"],
-        typer.Option(
-            "--kind",
-            help="How images are found. auto: exact up to 20,000 images, then by one bit per dimension, scored again "
-            "exactly (binary), and beyond 2 million by a graph (hnsw). funnel: a graph of the first learner only.",
-        ),
-    ] = "auto",
-    precision: Annotated[
-        Literal["float32", "int8", "binary"],
-        typer.Option(
-            "--precision",
-            help="How vectors are kept. int8: a quarter of the bytes, similarities right to about 0.003. "
-            "binary: one bit per dimension, similarities are estimates.",
-        ),
-    ] = "float32",
+    source: SourcePath,
+    images: Images = None,
+    out: Out = None,
+    store: StoreUri = None,
+    add: Add = None,
+    kind: KindName = "auto",
+    precision: PrecisionName = "float32",
     backbone: Backbone = None,
     backend: Backend = "torch",
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="With --store: empty the collection first.")] = False,
+    rebuild: Rebuild = False,
     json: Json = False,
 ) -> None:
     """Create a collection for `bier search` and `bier serve`.

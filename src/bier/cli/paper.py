@@ -1,7 +1,7 @@
 """`bier paper list`, `run` and `show`."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -257,7 +257,7 @@ class Bars:
         self.test: Any = None
 
     def begin(self, number: int, total: int, job: "Job", config: "Config") -> "Observer":
-        from bier.cli.train import Watcher
+        from bier.cli.train import ProgressObserver
 
         for task in self.bar.task_ids:
             if task != self.whole:
@@ -265,7 +265,7 @@ class Bars:
         self.test = None
         say(f"run {number} of {total}: {job.label}")
         self.bar.update(self.whole, completed=number - 1, total=total)
-        return _Quiet(Watcher(self.bar, config, label="training"))
+        return ProgressObserver(self.bar, config, validations=False)  # they go to the result files
 
     def measuring(self, done: int, total: int) -> None:
         if self.test is None:
@@ -274,16 +274,3 @@ class Bars:
 
     def missing(self, name: str, reason: str) -> None:
         say(f"left out: {name}. {reason.partition('. ')[0]}.")
-
-
-class _Quiet:
-    """A watcher of one run that leaves its validations to the result files."""
-
-    def __init__(self, watcher: Any) -> None:
-        self.watcher = watcher
-
-    def prepare(self, what: str, done: int, total: int) -> None:
-        self.watcher.prepare(what, done, total)
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        self.watcher.step(step, total, {key: value for key, value in row.items() if key != "validation"})

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 
 from bier.errors import SearchError
-from bier.files import file_aside, printable
+from bier.files import file_aside, printable, writing
 from bier.images.decode import open_image
 
 SIDE, FRAME, GAP, TEXT = 200, 6, 14, 44
@@ -69,9 +69,7 @@ def _fitting(
 
 
 def _save(canvas: Image.Image, out: Path) -> None:
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with file_aside(out) as aside:
             canvas.save(aside, format=Image.registered_extensions()[out.suffix.lower()])
-    except OSError as error:
-        raise SearchError(f"The picture could not be written to {out}: {error.strerror or error}.") from error

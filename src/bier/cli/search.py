@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from bier.models.model import Model
     from bier.search import Id, Label, Store
+    from bier.search.rerank import Match
 
 
 class _Query(NamedTuple):
@@ -31,63 +32,71 @@ class _Query(NamedTuple):
     label: "Label"
 
 
+CollectionName = Annotated[
+    str, typer.Argument(metavar="COLLECTION", help="An index, a store's URI, or a run that has an index.")
+]
+QueryName = Annotated[
+    str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
+]
+Count = Annotated[int, typer.Option("-k", metavar="N", help="How many images to show.")]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
+]
+Shortlist = Annotated[
+    int | None,
+    typer.Option(
+        "--shortlist",
+        metavar="N",
+        help="Funnel search: the first learner selects N images, all learners rank them.",
+    ),
+]
+Learners = Annotated[int | None, typer.Option("--learners", metavar="M", help="Compare the first M learners only.")]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="KEY=VALUE", help="Search only among these, like label=Heron; may be repeated."),
+]
+QueryLabel = Annotated[
+    str | None,
+    typer.Option(
+        "--label", metavar="TEXT", help="The label of the query, to mark right and wrong results in the picture."
+    ),
+]
+Same = Annotated[
+    bool,
+    typer.Option("--same", help="Only images from the model's threshold on, which are the same with 95% precision."),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", metavar="X", help="As --same, from this similarity (a cosine, -1 to 1) on."),
+]
+Rerank = Annotated[
+    str | None,
+    typer.Option(
+        "--rerank",
+        metavar="NAME",
+        help="Re-rank the 100 nearest images, or those of --shortlist: alpha-qe, dba or k-reciprocal.",
+    ),
+]
+PictureFile = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="Draw the query and its results to this file, like row.png."),
+]
+
+
 def search(
-    collection: Annotated[
-        str, typer.Argument(metavar="COLLECTION", help="An index, a store's URI, or a run that has an index.")
-    ],
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
-    ],
-    k: Annotated[int, typer.Option("-k", metavar="N", help="How many images to show.")] = 10,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
-    ] = None,
-    shortlist: Annotated[
-        int | None,
-        typer.Option(
-            "--shortlist",
-            metavar="N",
-            help="Funnel search: the first learner selects N images, all learners rank them.",
-        ),
-    ] = None,
-    learners: Annotated[
-        int | None, typer.Option("--learners", metavar="M", help="Compare the first M learners only.")
-    ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--where", metavar="KEY=VALUE", help="Search only among these, like label=Heron; may be repeated."
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--label", metavar="TEXT", help="The label of the query, to mark right and wrong results in the picture."
-        ),
-    ] = None,
-    same: Annotated[
-        bool,
-        typer.Option(
-            "--same", help="Only images from the model's threshold on, which are the same with 95% precision."
-        ),
-    ] = False,
-    threshold: Annotated[
-        float | None,
-        typer.Option("--threshold", metavar="X", help="As --same, from this similarity (a cosine, -1 to 1) on."),
-    ] = None,
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            "--rerank",
-            metavar="NAME",
-            help="Re-rank the 100 nearest images, or those of --shortlist: alpha-qe, dba or k-reciprocal.",
-        ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE", help="Draw the query and its results to this file, like row.png."),
-    ] = None,
+    collection: CollectionName,
+    query: QueryName,
+    k: Count = 10,
+    model: ModelPath = None,
+    shortlist: Shortlist = None,
+    learners: Learners = None,
+    where: Filters = None,
+    label: QueryLabel = None,
+    same: Same = False,
+    threshold: Threshold = None,
+    rerank: Rerank = None,
+    picture: PictureFile = None,
     json: Json = False,
 ) -> None:
     """Find the images nearest to a given one. A query that is itself in the collection does not find itself.
@@ -105,6 +114,7 @@ def search(
     bier search "postgresql://db.example/shop#birds" heron.jpg --shortlist 400 --json
     """
     from bier.collection import model_of, open_collection, threshold_of
+    from bier.search.rerank import search_one
     from bier.search.store import checked_count
 
     k = checked_count(k, "-k")
@@ -121,10 +131,19 @@ def search(
             threshold = threshold_of(load_model(), learners)
         asked = _read_query(store, query, load_model, learners, label)
         start = time.perf_counter()
-        pairs = _search(store, asked, k, shortlist, _filter(where), learners, rerank)
+        matches = search_one(
+            store,
+            asked.vector,
+            k,
+            rerank=rerank,
+            shortlist=shortlist,
+            where=_filter(where),
+            learners=learners,
+            without=asked.known_as,
+        )
         seconds = time.perf_counter() - start
-        nearest = max((similarity for _, _, similarity in pairs), default=None)
-        results = _described(store, [pair for pair in pairs if threshold is None or pair[2] >= threshold])
+        nearest = max((match.similarity for match in matches), default=None)
+        results = _described(store, [one for one in matches if threshold is None or one.similarity >= threshold])
         images = len(store)
         if picture is not None:
             _draw(store, asked, results, picture)
@@ -145,42 +164,6 @@ def _summary(
         return f"{len(results)} of {images:,} images{above}, {1e3 * seconds:.1f} ms"
     best = "it is empty" if nearest is None else f"the nearest has {nearest:.4f}"
     return f"The collection has no image with a similarity of {threshold:.4f} or more: {best}."
-
-
-def _search(
-    store: "Store",
-    asked: _Query,
-    k: int,
-    shortlist: int | None,
-    where: dict[str, list[Any]] | None,
-    learners: int | None,
-    rerank: str | None,
-) -> list[tuple["Id", float, float]]:
-    """(id, score, similarity) of the k best without the query itself; the similarity is the cosine."""
-    import numpy as np
-
-    from bier.search.rerank import search_reranked
-
-    if rerank is None:
-        found = store.search(
-            asked.vector, k + (asked.known_as is not None), shortlist=shortlist, where=where, learners=learners
-        )
-    else:
-        found = search_reranked(
-            store,
-            asked.vector,
-            k,
-            rerank,
-            shortlist=shortlist,
-            where=where,
-            learners=learners,
-            without=asked.known_as,
-        )
-    # All vectors of a model have one length, also in the part of the first learners.
-    unit = float(np.square(asked.vector[: sum(store.groups[:learners])]).sum()) or 1.0
-    scored = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
-    pairs = [(one, score, float(np.clip(score / unit, -1, 1))) for one, score in scored if np.isfinite(score)]
-    return [pair for pair in pairs if pair[0] != asked.known_as][:k]
 
 
 def _read_query(
@@ -228,21 +211,21 @@ def _value(text: str) -> Any:
         return text
 
 
-def _described(store: "Store", pairs: list[tuple["Id", float, float]]) -> list[dict[str, Any]]:
+def _described(store: "Store", matches: "list[Match]") -> list[dict[str, Any]]:
     from bier.collection import entry_path
 
-    entries = store.entries([one for one, _, _ in pairs])
+    entries = store.entries([match.id for match in matches])
     return [
         {
             "rank": rank,
             "id": entry.id,
-            "score": score,
-            "similarity": similarity,
+            "score": match.score,
+            "similarity": match.similarity,
             "label": entry.label,
             "path": str(entry_path(store, entry)),
             "metadata": entry.metadata,
         }
-        for rank, (entry, (_, score, similarity)) in enumerate(zip(entries, pairs, strict=True), 1)
+        for rank, (entry, match) in enumerate(zip(entries, matches, strict=True), 1)
     ]
 
 

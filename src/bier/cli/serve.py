@@ -27,45 +27,52 @@ _EVERY_ADDRESS = ("0.0.0.0", "::")
 _LEAST_TOKEN = 8  # characters
 
 
+RunPath = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run, a model or an index.")]
+DataName = Annotated[
+    str | None,
+    typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the data set of the run]"),
+]
+Images = Annotated[
+    Path | None, typer.Option("--images", metavar="PATH", help="Show the images of this folder or table.")
+]
+IndexFolder = Annotated[Path | None, typer.Option("--index", metavar="FOLDER", help="Show this index.")]
+StoreUri = Annotated[str | None, typer.Option("--store", metavar="URI", help="Show this store.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        metavar="ADDRESS",
+        help="The address to listen on. 0.0.0.0 admits other machines, which need the token.",
+    ),
+]
+Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 chooses a free one.")]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option("--allow-host", metavar="NAME", help="Accept this host name too, as behind a proxy; may be repeated."),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TEXT",
+        envvar="BIER_TOKEN",
+        help="Ask for this token. \\[default: a new one if other machines are admitted, else none]",
+    ),
+]
+
+
 def serve(
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run, a model or an index.")] = None,
+    run: RunPath = None,
     backbone: Backbone = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the data set of the run]"),
-    ] = None,
+    data: DataName = None,
     root: Root = None,
-    images: Annotated[
-        Path | None, typer.Option("--images", metavar="PATH", help="Show the images of this folder or table.")
-    ] = None,
-    index: Annotated[Path | None, typer.Option("--index", metavar="FOLDER", help="Show this index.")] = None,
-    store: Annotated[str | None, typer.Option("--store", metavar="URI", help="Show this store.")] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="The address to listen on. 0.0.0.0 admits other machines, which need the token.",
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 chooses a free one.")
-    ] = 8000,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-host", metavar="NAME", help="Accept this host name too, as behind a proxy; may be repeated."
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            metavar="TEXT",
-            envvar="BIER_TOKEN",
-            help="Ask for this token. \\[default: a new one if other machines are admitted, else none]",
-        ),
-    ] = None,
+    images: Images = None,
+    index: IndexFolder = None,
+    store: StoreUri = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    allow_host: AllowedHosts = None,
+    token: Token = None,
     json: Json = False,
 ) -> None:
     """Show a page that finds the images nearest to one that you choose or upload, learner by learner.

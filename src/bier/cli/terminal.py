@@ -151,6 +151,11 @@ def downloaded(model: Path) -> Path:
     return local_folder(model)
 
 
+def is_first_process() -> bool:
+    """Whether torchrun has not started this process, or has started it first: of several processes one prints."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def say(message: str) -> None:
     """A line for people, on standard error."""
     console.print(message, soft_wrap=True)
@@ -282,7 +287,7 @@ def progress_bar() -> Iterator["Progress"]:
         TextColumn("{task.fields[status]}", markup=False),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        if console.is_terminal or os.environ.get("RANK", "0") != "0":  # of several processes one prints
+        if console.is_terminal or not is_first_process():
             yield bar
         else:
             with _plain_lines(bar):
@@ -297,6 +302,13 @@ def step(bar: "Progress", what: str) -> Iterator["TaskID"]:
         yield task
     finally:
         bar.remove_task(task)
+
+
+@contextmanager
+def counted_step(bar: "Progress", what: str) -> Iterator[Callable[[int, int], None]]:
+    """As `step`, with a callback (done, total) for work that counts what it has done."""
+    with step(bar, what) as task:
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

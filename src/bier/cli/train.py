@@ -21,6 +21,7 @@ from bier.cli.terminal import (
     check_root,
     command,
     emit,
+    is_first_process,
     progress_bar,
     say,
     say_skipped,
@@ -142,9 +143,8 @@ def train(
         resolved = resolve(method, data, {**named, **chosen})
     check_name(resolved.data.name)
     _check_minutes(minutes, chosen)
-    first = os.environ.get("RANK", "0") == "0"  # of several processes one prints
     with progress_bar() as bar, _warnings_as_lines():
-        watcher = Watcher(bar, resolved)
+        watcher = ProgressObserver(bar, resolved)
         plan = None
         planned = resume is None and config is None and "train.steps" not in chosen
         begun = None if resume is not None else _begun_before(out, resolved)
@@ -153,12 +153,14 @@ def train(
         elif planned:
             resolved, plan = _planned(resolved, out, minutes, chosen, watcher)
         from bier.training import train as run_training
-        from bier.training.observers import Together, logger
+        from bier.training.observers import CombinedObserver, logger
 
-        observer = Together(watcher, *(logger(name, resolved) for name in log or [])) if first else None
+        observer = None
+        if is_first_process():
+            observer = CombinedObserver(watcher, *(logger(name, resolved) for name in log or []))
         place = resume or begun
         run = run_training(resolved, place or out, resume=place is not None, observer=observer)
-    if first:
+    if is_first_process():
         _report(run, resolved, watcher.seconds, plan, json)
 
 
@@ -172,7 +174,7 @@ def _begun_before(out: Path | None, config: "Config") -> Path | None:
     run = out or default_folder(config)
     if not begun_by_this_job(run):
         return None
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         say(f"Started again by torchrun: going on with {run} from its newest checkpoint.")
     return run
 
@@ -193,7 +195,7 @@ def _check_minutes(minutes: float | None, chosen: Mapping[str, Any]) -> None:
 
 
 def _planned(
-    config: "Config", out: Path | None, minutes: float | None, chosen: Mapping[str, Any], watcher: "Watcher"
+    config: "Config", out: Path | None, minutes: float | None, chosen: Mapping[str, Any], watcher: "ProgressObserver"
 ) -> "tuple[Config, Plan | None]":
     """The config with the number of steps and the depth that fit into the time; as it is where nothing is planned."""
     import torch
@@ -293,12 +295,11 @@ def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
             )
 
 
-class Watcher:
-    """Shows a run as progress: loss, each learner's loss, images per second, time left."""
+class ProgressObserver:
+    """Shows a run as progress (losses of all learners, images per second, time left) and its validations as lines."""
 
-    def __init__(self, bar: "Progress", config: "Config", label: str = "training") -> None:
-        self.bar = bar
-        self.label = label
+    def __init__(self, bar: "Progress", config: "Config", label: str = "training", validations: bool = True) -> None:
+        self.bar, self.label, self.validations = bar, label, validations
         self.measure = measured_by(config)
         self.batch = config.train.batch_classes * config.train.batch_images
         self.tasks: dict[str, TaskID] = {}
@@ -321,7 +322,7 @@ class Watcher:
         if "loss" in row:
             learners = " ".join(f"{loss:.3f}" for loss in row["learner_losses"])
             self.status = f"loss {row['loss']:.3f} ({learners})"
-        if "validation" in row:
+        if "validation" in row and self.validations:
             ranked = f", MAP@R {row['validation_map']:.2f}" if "validation_map" in row else ""
             what = f"step {step}" if step else "untrained backbone"
             say(f"{what}: validation {self.measure} {row['validation']:.2f}{ranked}")

@@ -30,7 +30,7 @@ TEST = {
 }
 
 # Held out in this order, whole alphabets at a time, when a share of the training classes is to be validation:
-# a validation alphabet is then as foreign to the training as a test alphabet is.
+# a validation alphabet is then as different from the training alphabets as a test alphabet is.
 VALIDATION_ORDER = ("armenian", "canadian", "cyrillic")
 
 

@@ -54,7 +54,7 @@ def list_images(path: str | Path) -> Part:
 
 
 def _list_url(url: str) -> Part:
-    """As `list_images`. Packages of other projects open the URL, and each fails in its own way."""
+    """As `list_images`. The packages that open URLs raise errors of many types."""
     import fsspec
 
     try:
@@ -131,7 +131,7 @@ def _list_folder(root: Path | str, listed: Iterable[str] | None = None) -> tuple
 
 
 def _below(root: Path | str, path: str) -> Path | str:
-    """A path that starts from a folder or a URL; a URL of its own starts from nowhere."""
+    """A path below a folder or a URL; a path that is a URL itself is returned as it is."""
     if is_url(path):
         return path
     return root / path if isinstance(root, Path) else f"{root}/{path}"

@@ -17,7 +17,7 @@ from bier.data import Dataset
 from bier.data.part import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
-from bier.evaluate.verification import Others, kept_threshold, model_thresholds
+from bier.evaluate.verification import Gallery, kept_threshold, model_thresholds
 from bier.images import Broken, ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
@@ -136,35 +136,25 @@ def assess(
     reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before, keep)
     kept, threshold = model.metadata.get("same"), kept_threshold(model.metadata)
     if part is None and dataset.protocol == "query-gallery":
-        queries, gallery = reader.read(dataset, "query"), reader.read(dataset, "gallery")
-        result = evaluate_ensemble(
-            queries.z,
-            model.groups,
-            queries.labels,
-            dataset.ks,
-            gallery=gallery.z,
-            gallery_labels=gallery.labels,
-            weighting=model.weighting,
-            threshold=threshold,
-            shared=True,
-        )
-        both = np.concatenate([queries.labels, gallery.labels])
-        measured = Measured(dataset.name, QUERY_GALLERY, len(np.unique(both)), len(both))
-        return Assessment(result, measured, queries.image, gallery.image, reader.broken, kept)
-    test = reader.read(dataset, part or "test")
-    repeats = REPEATS if part is None and dataset.protocol == "repeated-gallery" else None
+        test, gallery = reader.read(dataset, "query"), reader.read(dataset, "gallery")
+        name, labels = QUERY_GALLERY, np.concatenate([test.labels, gallery.labels])
+    else:
+        test, gallery = reader.read(dataset, part or "test"), None
+        name, labels = part or "test", test.labels
     result = evaluate_ensemble(
         test.z,
         model.groups,
         test.labels,
         dataset.ks,
-        repeats=repeats,
+        gallery=None if gallery is None else gallery.z,
+        gallery_labels=None if gallery is None else gallery.labels,
+        repeats=REPEATS if part is None and dataset.protocol == "repeated-gallery" else None,
         weighting=model.weighting,
         threshold=threshold,
         shared=True,
     )
-    measured = Measured(dataset.name, part or "test", len(np.unique(test.labels)), len(test.labels))
-    return Assessment(result, measured, test.image, None, reader.broken, kept)
+    measured = Measured(dataset.name, name, len(np.unique(labels)), len(labels))
+    return Assessment(result, measured, test.image, None if gallery is None else gallery.image, reader.broken, kept)
 
 
 def find_same(
@@ -195,7 +185,7 @@ def find_same(
     found = [embedded(one) for one in drawn if len(one)]
     others = None
     if found:
-        others = Others(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
+        others = Gallery(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
     queries, labels = embedded(dataset[name].select(chosen))
     return model_thresholds(queries, labels, others, model.groups, model.weighting, part=name)
 

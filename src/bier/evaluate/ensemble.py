@@ -47,10 +47,16 @@ class Evaluated(NamedTuple):
     def everything(self) -> torch.Tensor:
         return self.z if self.gallery is None else torch.cat([self.z, self.gallery])
 
-    def vectors(self, groups: Sequence[int], weighting: Weighting) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The test-time vectors of the queries, and those of the gallery if there is one."""
-        gallery = None if self.gallery is None else ensemble_vector(self.gallery.split(list(groups), dim=1), weighting)
-        return ensemble_vector(self.z.split(list(groups), dim=1), weighting), gallery
+    def compared(
+        self, groups: Sequence[int], weighting: Weighting
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Test-time vectors and classes of the queries, and those of the gallery if there is one."""
+
+        def vectors(z: torch.Tensor) -> torch.Tensor:
+            return ensemble_vector(z.split(list(groups), dim=1), weighting)
+
+        gallery = None if self.gallery is None else vectors(self.gallery)
+        return vectors(self.z), self.classes, gallery, self.gallery_classes
 
     @property
     def all_classes(self) -> torch.Tensor:
@@ -143,7 +149,8 @@ def evaluate_ensemble(
     found = _all_ranks(tests, sizes, weighting, progress, shared)
     recall = {name: recall_from_ranks(row, values) for name, row in found.items()}
     everything = tests[0].everything
-    rankings = [_rank_r(test, sizes, weighting, shared) for test in tests] if ranking else []
+    rankings = [rank_r(*test.compared(sizes, weighting), shared=shared) for test in tests] if ranking else []
+    same = verify(*tests[0].compared(sizes, weighting), threshold=threshold, shared=shared) if ranking else None
     return EnsembleResult(
         groups=sizes,
         weighting=weighting,
@@ -154,12 +161,12 @@ def evaluate_ensemble(
         alone_right=_alone_right(found, len(sizes)),
         feature_correlation=feature_correlation(everything),
         learner_correlation=learner_correlation_matrix(everything, sizes),
-        map_at_r=float(np.mean([r[0] for r in rankings])) if rankings else None,
-        r_precision=float(np.mean([r[1] for r in rankings])) if rankings else None,
+        map_at_r=float(np.mean([one.map_at_r for one in rankings])) if rankings else None,
+        r_precision=float(np.mean([one.r_precision for one in rankings])) if rankings else None,
         queries=len(tests[0].z),
         gallery=len(tests[0].z if tests[0].gallery is None else tests[0].gallery),
         without_positive=int(np.sum(found["ensemble"][: len(tests[0].z)] == NO_POSITIVE)),
-        same=_same(tests[0], sizes, weighting, threshold, shared) if ranking else None,
+        same=same,
         seconds=time.perf_counter() - started,
         test=tests[0],
     )
@@ -248,15 +255,3 @@ def _alone_right(found: dict[str, NDArray[np.int64]], learners: int) -> tuple[fl
     right = np.stack([found[f"learner-{m + 1}"] == 0 for m in range(learners)])
     alone = right & (right.sum(0) == 1)
     return tuple((100.0 * alone.mean(axis=1)).tolist())
-
-
-def _rank_r(test: Evaluated, sizes: tuple[int, ...], weighting: Weighting, shared: bool) -> tuple[float, float]:
-    vectors, others = test.vectors(sizes, weighting)
-    return rank_r(vectors, test.classes, others, test.gallery_classes, shared=shared)
-
-
-def _same(
-    test: Evaluated, sizes: tuple[int, ...], weighting: Weighting, threshold: float | None, shared: bool
-) -> Verification | None:
-    vectors, others = test.vectors(sizes, weighting)
-    return verify(vectors, test.classes, others, test.gallery_classes, threshold=threshold, shared=shared)

@@ -121,13 +121,6 @@ def unit_parts(z: torch.Tensor, groups: Sequence[int]) -> list[torch.Tensor]:
 NO_POSITIVE = -1
 
 
-class RepeatedRecall(NamedTuple):
-    """Recall over several random galleries, in percent: its mean and its standard deviation by K."""
-
-    mean: dict[int, float]
-    spread: dict[int, float]
-
-
 def recall_at_k(
     vectors: Vectors,
     labels: Labels,
@@ -210,25 +203,11 @@ def sides(
     return sort_by_class(parts, codes), sort_by_class(gallery_parts, gallery_codes)
 
 
-def repeated_gallery_recall(
-    vectors: Vectors, labels: Labels, ks: Iterable[int], repeats: int = 10, seed: int = 0
-) -> RepeatedRecall:
-    """Draw one random image of each class into the gallery, let the rest be queries; repeat: VehicleID's protocol."""
-    matrix = as_matrix(vectors)
-    values = check_ks(ks)
-    codes = encode_labels(labels, len(matrix))[0]
-    runs = []
-    for gallery in draw_galleries(labels, len(matrix), repeats, seed):
-        keep = ~gallery
-        runs.append(recall_at_k(matrix[keep], codes[keep], values, matrix[gallery], codes[gallery]))
-    table = np.array([[run[k] for k in values] for run in runs])
-    return RepeatedRecall(
-        dict(zip(values, table.mean(0).tolist(), strict=True)), dict(zip(values, table.std(0).tolist(), strict=True))
-    )
-
-
 def draw_galleries(labels: Labels, count: int, repeats: int, seed: int) -> list[torch.Tensor]:
-    """Return `repeats` masks (N,), each true for one random image of every class; the seed alone decides which."""
+    """Galleries of VehicleID's protocol: masks (N,), each true for one random image of every class, by the seed alone.
+
+    The other images are the queries, and recall is the mean over the galleries.
+    """
     codes = encode_labels(labels, count)[0].numpy()
     if repeats < 1:
         raise DataError(f"The 'repeats' parameter must be 1 or more. Got {repeats} instead.")

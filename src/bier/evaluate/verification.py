@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
     best_different: NDArray[np.float32]
 
 
-class Operation(NamedTuple):
+class OperatingPoint(NamedTuple):
     """What searches return at one threshold, in percent.
 
     precision: of all images returned, the share of the query's class; None if nothing is returned.
@@ -82,8 +82,8 @@ class Verification:
     precision: float
     eer: float
     tar: dict[float, float]
-    found: Operation | None
-    tested: Operation | None
+    found: OperatingPoint | None
+    tested: OperatingPoint | None
     roc: NDArray[np.float64] = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def summarise(pairs: Pairs, precision: float = PRECISION, threshold: float | Non
         eer=50 * float(far[middle] + 1 - tar[middle]),
         # FAR falls with the threshold, so that the first threshold that is strict enough has the highest TAR
         tar={rate: 100 * float(tar[np.argmax(far <= rate)]) for rate in RATES},
-        found=None if best is None else operate(pairs, best),
-        tested=None if threshold is None else operate(pairs, threshold),
+        found=None if best is None else operating_point(pairs, best),
+        tested=None if threshold is None else operating_point(pairs, threshold),
         roc=_curve(far, tar),
     )
 
@@ -201,13 +201,13 @@ def find_threshold(pairs: Pairs, precision: float = PRECISION) -> float | None:
     return float(np.argmax(good) / STEPS - 1) if good.any() else None
 
 
-def operate(pairs: Pairs, threshold: float) -> Operation:
+def operating_point(pairs: Pairs, threshold: float) -> OperatingPoint:
     """What searches return at a threshold; one between two multiples of 2^-19 counts as the higher of the two."""
     place = int(np.clip(np.ceil((threshold + 1) * STEPS), 0, 2 * STEPS + 1))
     right, wrong = int(pairs.same[place:].sum()), int(pairs.different[place:].sum())
     edge = place / STEPS - 1
     answered = np.maximum(pairs.best_same, pairs.best_different) >= edge
-    return Operation(
+    return OperatingPoint(
         threshold=threshold,
         precision=100 * right / (right + wrong) if right + wrong else None,
         recall=100 * right / max(1, int(pairs.same.sum())),
@@ -229,7 +229,7 @@ def _curve(far: NDArray[np.float64], tar: NDArray[np.float64]) -> NDArray[np.flo
 # The thresholds that a model keeps
 
 
-class Others(NamedTuple):
+class Gallery(NamedTuple):
     """Images of the collection that are no queries: raw embeddings (N, d), labels, and how many each one stands for."""
 
     z: Vectors
@@ -240,7 +240,7 @@ class Others(NamedTuple):
 def model_thresholds(
     z: Vectors,
     labels: Labels,
-    others: Others | None,
+    others: Gallery | None,
     groups: Sequence[int],
     weighting: Weighting,
     *,

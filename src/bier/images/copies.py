@@ -68,7 +68,7 @@ def _normalised(windows: Tensor) -> Tensor:
     rows = windows.flatten(-2)
     rows = rows - rows.mean(-1, keepdim=True)
     length: Tensor = rows.norm(dim=-1, keepdim=True)
-    return rows / length.clamp_min(1.0)  # a picture of one colour is like no other
+    return rows / length.clamp_min(1.0)  # a picture of one colour correlates with nothing
 
 
 @cache

@@ -81,7 +81,7 @@ class ImageDataset(Dataset[Any]):
             and serves every later run on the same files; only files that have changed are read again. Images that
             are in memory already need none and ignore it.
         skip_broken: read every file once (the cache remembers which were good) and leave out those that are broken.
-        workers: processes that read; None: several where there are files to decode, none where pixels are at hand.
+        workers: processes that read; None: several where files are decoded, none where pixels are cached or in memory.
         progress: called with (done, total) while the cache is filled or files are checked.
         crop, augment: the side of the tensors, by default `size`, and how they are cut out of the square.
         shared: all processes of the process group call this alike; where files are checked, each checks a share.
@@ -180,9 +180,9 @@ class ImageDataset(Dataset[Any]):
 
     @property
     def best_workers(self) -> int:
-        """What `workers=None` means: processes where there are files to decode, none where pixels are at hand."""
-        at_hand = self._cache is not None or not self.on_disk
-        return 0 if self.workers is None and at_hand else self._workers_for(len(self))
+        """What `workers=None` means: processes where files are decoded, none where pixels are cached or in memory."""
+        decoded = self._cache is not None or not self.on_disk
+        return 0 if self.workers is None and decoded else self._workers_for(len(self))
 
     def _set_view(self, crop: int, augment: str, labels: ArrayLike | None) -> None:
         if crop < 1:

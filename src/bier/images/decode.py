@@ -196,7 +196,7 @@ def _clip(box: Box, size: tuple[int, int]) -> tuple[int, int, int, int]:
     if not (x1 < x2 and y1 < y2 and x1 < width and y1 < height and x2 > 0 and y2 > 0):
         raise _BadBoxError(f"({x1:g}, {y1:g}, {x2:g}, {y2:g})")
     left, top = max(0, math.floor(x1)), max(0, math.floor(y1))
-    # A hair of slack, so that 32-bit rounding of a whole number does not cost a column more.
+    # A small tolerance, so that a whole number that float32 has rounded up does not add a column.
     right, bottom = min(width, math.ceil(x2 - 1e-3)), min(height, math.ceil(y2 - 1e-3))
     return left, top, max(right, left + 1), max(bottom, top + 1)
 
@@ -278,7 +278,7 @@ def _without_pillow_warnings() -> Iterator[None]:
 
 
 def _forget_other_threads() -> None:
-    """A forked child has one thread: nobody there would ever open a lock that another thread held."""
+    """For a forked child, which has one thread: a lock that another thread held would never be released there."""
     global _quiet_lock, _quiet_depth, _quiet_filters
     _quiet_lock, _quiet_depth, _quiet_filters = threading.Lock(), 0, None
 

@@ -10,6 +10,7 @@ from bier.distributed import gather
 from bier.errors import ConfigError, DataError
 from bier.method import defaults, equations
 from bier.method.ensemble import checked_groups
+from bier.method.equations import running_score
 from bier.method.library import LibraryLoss, is_from_library
 from bier.method.losses import BinomialDeviance, pair_weight, triplet_weight
 
@@ -157,13 +158,13 @@ class BoostedLoss(nn.Module):
             if m and self.boost and not gradient:
                 weight = equations.shrinkage_weight(running, same) if shrunk else pair_weight(self.loss, running, same)
                 weighted = weight * share
-            at = torch.lerp(running, score, rate) if gradient else score  # Eq. (7c), or s_m itself
+            at = running_score(running, score, rate) if gradient else score  # Eq. (7c), or s_m itself
             loss = _dot(self.loss(at, same), weighted)
             rows.append(torch.stack((loss, _dot(weight, positive), _dot(weight, negative))))
             if shrunk:
                 running = running + self.shrinkage * self.loss.evidence(score.detach(), same)  # a^m, Eq. (7b)
             else:
-                running = torch.lerp(running, score.detach(), rate)  # s^m, Eq. (6)
+                running = running_score(running, score.detach(), rate)  # s^m
         return torch.stack(rows)
 
     def _over_triplets(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
@@ -182,7 +183,7 @@ class BoostedLoss(nn.Module):
             score = (f @ f.T).fill_diagonal_(0)
             negative = score.index_select(0, anchor)  # (A, B)
             positive = score[anchor, other][:, None].expand_as(negative)  # (A, B)
-            scores = (torch.lerp(running[0], positive, rate), torch.lerp(running[1], negative, rate))  # Eq. (6)
+            scores = (running_score(running[0], positive, rate), running_score(running[1], negative, rate))
             mean_weight = _dot(weight, share)
             loss = self.loss(*scores) if gradient else self.loss(positive, negative)
             rows.append(torch.stack((_dot(loss, weight * share), mean_weight, mean_weight)))

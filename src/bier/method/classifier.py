@@ -97,7 +97,7 @@ class BoostedClassifier(nn.Module):
             total_weight = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)  # 0 where every image is certain
             losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).sum() / total_weight)
             means.append(weight.mean())
-            running = torch.lerp(running, logits.detach(), rate)  # Eq. (6)
+            running = equations.running_score(running, logits.detach(), rate)
         learners, mean_weights = torch.stack(losses), torch.stack(means)
         return BoostedParts(learners.mean(), learners, mean_weights, mean_weights)
 

@@ -74,6 +74,11 @@ def ensemble_score(scores: Tensor) -> Tensor:
     return torch.einsum("m,m...->...", scores.new_tensor(alpha), scores)
 
 
+def running_score(before: Tensor, score: Tensor, rate: float) -> Tensor:
+    """Eq. (6), Section 3.1. s^m = (1 - eta_m) s^{m-1} + eta_m s_m with rate = eta_m: (...), (...) -> (...)."""
+    return torch.lerp(before, score, rate)
+
+
 def shrinkage_weight(activation: Tensor, same: Tensor) -> Tensor:
     """Eq. (7b). w^{m+1} = sigmoid(-a^m), doubled for negative pairs: (...) -> (...), without gradient."""
     weight = torch.sigmoid(-activation.detach())

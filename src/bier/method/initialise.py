@@ -71,10 +71,7 @@ def initialise(
     for name, value in (("steps", steps), ("batch_size", batch_size)):
         if value < 1:
             raise ConfigError(f"The '{name}' parameter of initialise must be at least 1. Got {value!r} instead.")
-    if features.ndim != 2 or features.shape[1] != ensemble.in_features or len(features) < 1:
-        raise DataError(f"Expected features of shape (N, {ensemble.in_features}). Got {tuple(features.shape)} instead.")
-    if not torch.isfinite(features).all():
-        raise DataError("The features contain NaN or infinite values.")
+    _check_features(features, ensemble.in_features)
     features = features.detach().to(ensemble.weight)
     parameters = [ensemble.weight, *loss.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.0, momentum=momentum)
@@ -110,7 +107,15 @@ def initialise(
     return curve
 
 
+def _check_features(features: Tensor, width: int) -> None:
+    if features.ndim != 2 or features.shape[1] != width or len(features) < 1:
+        raise DataError(f"Expected features of shape (N, {width}). Got {tuple(features.shape)} instead.")
+    if not torch.isfinite(features).all():
+        raise DataError("The features contain NaN or infinite values.")
+
+
 def _flat(curve: list[float]) -> bool:
+    """Whether the mean loss of the last steps is that of the steps before them."""
     if len(curve) < 2 * WINDOW:
         return False
     before, now = sum(curve[-2 * WINDOW : -WINDOW]) / WINDOW, sum(curve[-WINDOW:]) / WINDOW

@@ -146,7 +146,7 @@ class LibraryLoss(nn.Module):
             rows.append(_row(total, weight.mean(), weight.mean()))
             with torch.no_grad():
                 logits = _class_logits(loss, f)
-                running = torch.lerp(running, logits, rate) if m else logits  # Eq. (6)
+                running = equations.running_score(running, logits, rate) if m else logits
         return rows
 
 

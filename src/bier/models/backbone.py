@@ -160,7 +160,7 @@ def _cut_weights(stages: Stages, weights: dict[str, Any], prefix: str) -> None:
 class Backbone(nn.Module):
     """Pixels to features: (B, 3, crop, crop) RGB, uint8 or float in 0..255, to (B, features).
 
-    The channel scaling is inside, so that nobody can forget it. `resize` is the side of the prepared image that `crop`
+    The channel scaling is part of the network. `resize` is the side of the prepared image that `crop`
     is cut from. `stages` names the parts in order; `split(stage)` cuts before one of them.
     The backbone named `features` has neither pixels nor stages: it hands on (B, features) arrays, and `crop` is 0.
     """

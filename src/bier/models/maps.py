@@ -96,7 +96,7 @@ class TrunkCache:
         return maps.permute(0, 3, 1, 2) if maps.ndim == 4 else maps
 
     def _damaged(self, row: int) -> ModelError:
-        """Void the rows from here on, in the batches that they were computed in: they come out the same to the bit."""
+        """Mark the rows from here on as missing. Whole batches, so that they are computed again to the same bits."""
         done = self._rows.index(row) if row in self._rows else 0
         self._record(done // self._batch_size * self._batch_size)
         return ModelError(
@@ -123,7 +123,7 @@ class TrunkCache:
         if self._bytes() == 0:
             return np.empty((0, *self.shape), np.int16)
         if fresh:
-            self._state.unlink(missing_ok=True)  # first of all, so that nothing vouches for what follows
+            self._state.unlink(missing_ok=True)  # first, so that no record describes the new rows as complete
         path, shape = self._folder / "maps.bin", (self.views * self.count, *self.shape)
         try:
             if fresh:
@@ -169,7 +169,7 @@ class TrunkCache:
                 progress(done, len(self._rows))
 
     def _record(self, done: int) -> None:
-        """The maps reach the disk before the note that vouches for them."""
+        """Flush the maps, then write how many rows are complete."""
         for mapped in (self._maps, self._sums):
             if isinstance(mapped, np.memmap):
                 mapped.flush()

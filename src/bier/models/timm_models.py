@@ -196,7 +196,7 @@ def staged(name: str, model: nn.Module, *, mean: Sequence[float], std: Sequence[
 
 
 def _width(model: nn.Module) -> int:
-    """What comes out, which for some families differs from `num_features`."""
+    """The size of the features, which for some families differs from `num_features`."""
     return int(getattr(model, "head_hidden_size", None) or model.num_features)  # type: ignore[arg-type]
 
 

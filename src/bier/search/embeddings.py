@@ -65,7 +65,7 @@ class EmbeddingsWriter:
         """A SearchError if something else has a name that is about to be replaced, such as the weights of a model."""
         words, begun = self.out.with_suffix(".json"), ("shard-", ".shard-", "pass.json", ".pass.json", files.LOCK)
         with suppress(OSError, ValueError):  # a damaged file may be replaced
-            if "vectors" not in files.tensors_in(self.out):
+            if "vectors" not in files.read_header(self.out)[0]:
                 raise SearchError(f"The file {self.out} must be new or an embeddings file. It holds other tensors.")
         if words.exists() and not self.out.exists():
             raise SearchError(f"The file {words} belongs to {self.out}, which is not there. Choose another --out.")
@@ -88,7 +88,10 @@ class EmbeddingsWriter:
 
     def broken(self) -> list[tuple[int, str, str]]:
         """The rows of all shards that have no vector."""
-        found = [files.read_tensors(self._shard(number), ())[1] for number in range(len(self.shards))]
+        try:
+            found = [files.read_header(self._shard(number))[1] for number in range(len(self.shards))]
+        except (OSError, ValueError) as error:
+            raise self._incomplete(error) from error
         return [(row, path, reason) for metadata in found for row, path, reason in _broken(metadata)]
 
     def finish(self, about: Mapping[str, Any]) -> None:
@@ -105,9 +108,12 @@ class EmbeddingsWriter:
         try:
             files.write_tensors(self.out, {**tensors, "about": np.frombuffer(text, np.uint8)}, metadata)
         except ValueError as error:
-            raise SearchError(f"The shards in {self.parts} must all be there and complete: {error}.") from error
+            raise self._incomplete(error) from error
         files.write(self.out.with_suffix(".json"), text)
         shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _incomplete(self, error: Exception) -> SearchError:
+        return SearchError(f"The shards in {self.parts} must all be there and complete: {error}.")
 
     def _rows(self, name: str, width: int) -> Iterator[Floats]:
         """A tensor of all shards, one shard after the other: never more than one of them in memory."""

@@ -23,8 +23,8 @@ from bier.search.store import (
     Metadata,
     Precision,
     Rows,
+    SearchRequest,
     Store,
-    Where,
     checked_columns,
     checked_count,
     checked_groups,
@@ -216,15 +216,8 @@ class Index(Store):
             self._graph.append(vectors[:, : self.groups[0]] if self.kind == "funnel" else vectors)
         self._settle()
 
-    def _search(
-        self,
-        queries: Floats,
-        k: int,
-        shortlist: int | None,
-        where: Where | None,
-        learners: tuple[int, ...],
-        exact: bool,
-    ) -> Found:
+    def _search(self, request: SearchRequest) -> Found:
+        queries, k, shortlist, where, learners, exact = request
         allowed = self._entries.allowed(where)
         available = len(self) if allowed is None else int(allowed.sum())
         k = min(k, available)

@@ -1,4 +1,4 @@
-"""Re-ranking of a shortlist: a second look at the nearest images, by how they lie to each other.
+"""Re-ranking of a shortlist: the nearest images in a new order, by their similarities to each other.
 
 Each method takes a query (d,) and the vectors (n, d) of its nearest images, best first, and returns new scores (n,), of
 which higher is better. Nothing outside the shortlist is read, so that memory is bounded by n x n numbers, whatever the
@@ -13,12 +13,24 @@ size of the collection. All similarities are cosines.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from bier.errors import SearchError
-from bier.search.store import Floats, Found, Id, Learners, Store, Where, checked_count, checked_queries
+from bier.search.store import (
+    Floats,
+    Found,
+    Id,
+    Learners,
+    Store,
+    Where,
+    checked_count,
+    checked_queries,
+    chosen_learners,
+    spans,
+)
 
 DEPTH = 100  # images of the shortlist, where none is given
 MOST = 2_000  # the longest shortlist: four million similarities
@@ -160,3 +172,42 @@ def search_reranked(
         stored = checked_queries(stored, store.groups, learners, None) if len(stored) else stored
     order = _order(rerank(name, asked, stored))[:k]
     return Found(ids[order], scores[order], None if rows is None else rows[order])
+
+
+class Match(NamedTuple):
+    """An image that a search has found: the dot product with the query, and the cosine, which is 1 for the same."""
+
+    id: Id
+    score: float
+    similarity: float
+
+
+def search_one(
+    store: Store,
+    query: Floats,
+    k: int,
+    *,
+    rerank: str | None = None,
+    shortlist: int | None = None,
+    where: Where | None = None,
+    learners: Learners = None,
+    without: Id | None = None,
+) -> list[Match]:
+    """The k images nearest to one query (d,), best first, re-ranked if a method is named.
+
+    The other parameters are those of `search_reranked`; `learners` must be next to each other.
+    """
+    if rerank is None:
+        wide = k + (without is not None)
+        selected = None if shortlist is None else max(shortlist, wide)
+        found = store.search(query, wide, shortlist=selected, where=where, learners=learners)
+    else:
+        found = search_reranked(
+            store, query, k, rerank, shortlist=shortlist, where=where, learners=learners, without=without
+        )
+    # All vectors of a model have the same length in the same learners' part.
+    parts = [spans(store.groups)[learner] for learner in chosen_learners(learners, len(store.groups))]
+    length = float(np.square(query[parts[0].start : parts[-1].stop]).sum()) or 1.0
+    scored = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
+    matches = [Match(one, score, float(np.clip(score / length, -1, 1))) for one, score in scored if np.isfinite(score)]
+    return [match for match in matches if match.id != without][:k]

@@ -243,6 +243,17 @@ def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learner
     return kept
 
 
+class SearchRequest(NamedTuple):
+    """The checked parameters of a search: queries (Q, d), zero outside the learners, which are numbered from 0."""
+
+    queries: Floats
+    k: int
+    shortlist: int | None
+    where: Where | None
+    learners: tuple[int, ...]
+    exact: bool
+
+
 class Store(ABC):
     """A collection of test-time vectors, whose dot product is the similarity of two images.
 
@@ -327,7 +338,7 @@ class Store(ABC):
         shortlist = checked_shortlist(shortlist, k)
         chosen = chosen_learners(learners, len(self.groups))
         wanted = checked_queries(queries, self.groups, learners, None if learners is None else self._lengths())
-        found = self._search(wanted, k, shortlist, where, chosen, exact)
+        found = self._search(SearchRequest(wanted, k, shortlist, where, chosen, exact))
         if np.ndim(queries) != 1:
             return found
         return Found(found.ids[0], found.scores[0], None if found.rows is None else found.rows[0])
@@ -347,13 +358,5 @@ class Store(ABC):
         """Add checked rows; an id that is already there gets the new vector."""
 
     @abstractmethod
-    def _search(
-        self,
-        queries: Floats,
-        k: int,
-        shortlist: int | None,
-        where: Where | None,
-        learners: tuple[int, ...],
-        exact: bool,
-    ) -> Found:
-        """As `search`, with checked parameters: queries (Q, d), zero outside the learners (numbered from 0)."""
+    def _search(self, request: SearchRequest) -> Found:
+        """As `search`."""

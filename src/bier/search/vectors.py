@@ -209,7 +209,7 @@ class _Quantized:
         self._index.add(np.ascontiguousarray(vectors))
 
     def _own(self) -> None:
-        """Copy a mapped index: faiss ends the process when one grows, and its file may be gone by now."""
+        """Copy a mapped index: faiss ends the process when one grows, and its file may have been removed."""
         if self._mapped:
             faiss = _faiss()
             self._index = faiss.deserialize_index(faiss.serialize_index(self._index))
@@ -285,7 +285,7 @@ class Int8Vectors(_Compacted):
     """The vectors with a byte per dimension, in place of `LearnerVectors`: the range of a dimension in 256 steps."""
 
     factory = "SQ8"
-    groups: tuple[int, ...]  # set by whoever makes it
+    groups: tuple[int, ...]  # to be set after `build` and `read`
 
     def lengths(self) -> Floats:
         if not len(self):

@@ -149,7 +149,7 @@ def train(
     Raises:
         ConfigError: settings do not fit together, or the folder holds a run already.
         DataError: the data set cannot be read.
-        ModelError: the backbone or its weights cannot be had.
+        ModelError: the backbone or its weights are missing.
         TrainingError: a loss is not finite, a checkpoint is damaged or cannot be written.
 
     Example:

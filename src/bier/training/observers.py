@@ -37,7 +37,7 @@ class WandB(Silent):
 LOGGERS: dict[str, Callable[[Config], Observer]] = {"mlflow": MLflow, "wandb": WandB}
 
 
-class Together(Silent):
+class CombinedObserver(Silent):
     """Several observers as one."""
 
     def __init__(self, *observers: Observer) -> None:

@@ -40,8 +40,10 @@ def build_optimizer(config: Config, objective: Objective) -> torch.optim.Optimiz
 
 
 def _network_groups(network: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """One group, or one per stage, the last stage first. timm's `param_groups_layer_decay` knows its own models only,
-    and not the networks of bier or the stages behind cached maps."""
+    """One group, or one per stage, the last stage first.
+
+    timm's `param_groups_layer_decay` takes models of timm only, neither our networks nor the stages after cached maps.
+    """
     body = network.body if isinstance(network, Backbone) else network
     stages: Sequence[nn.Module] = [network]
     if decay != 1 and isinstance(body, Stages):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,39 +170,58 @@ def _plan(
     cut = position - 1 if only_embedding else position  # maps are those that enter the last stage
     if only_embedding and views and cut == 0:
         return None  # a network in one piece: its maps would be the pictures
-    frozen, rest = sum(timings.forward[:cut]), sum(timings.forward[cut:])
-    trained = rest if only_embedding else sum(timings.training[cut:])
-    stored = timings.map_bytes[cut]
-    if views and stored * (views * work.train + work.validation) > space:
+    if views and timings.map_bytes[cut] * (views * work.train + work.validation) > space:
         return None
-    whole = timings.decode + frozen + rest
-    if views:
-        maps = (views * work.train + work.validation) * (timings.decode + frozen + stored / WRITING)
-        step, later = work.batch * (trained + stored / READING) + timings.head, rest + stored / READING
-    else:
-        maps, later = 0.0, whole
-        step = work.batch * (timings.decode + frozen + trained) + timings.head
-    one = work.validation * later + work.validation**2 * work.features / PAIRS
-    evaluation = REPORT + 2 * work.test * whole + 3 * work.test**2 * work.features / PAIRS
+    cost = _costs(timings, work, cut, views, only_embedding)
+    one = work.validation * cost.embedding + work.validation**2 * work.features / PAIRS
+    evaluation = REPORT + 2 * work.test * cost.whole + 3 * work.test**2 * work.features / PAIRS
     evaluated = evaluate and evaluation <= EVALUATION_SHARE * seconds
     parts = {
-        "start": STARTING + work.start * later + (SOLVING if work.solved else 0.0),
-        "maps": maps,
-        "threshold": min(2 * SAME_IMAGES, work.train + work.validation) * whole,  # what `find_same` embeds at the end
+        "start": STARTING + work.start * cost.embedding + (SOLVING if work.solved else 0.0),
+        "maps": cost.maps,
+        "threshold": min(2 * SAME_IMAGES, work.train + work.validation) * cost.whole,  # that `find_same` embeds
         "evaluation": evaluation if evaluated else 0.0,
     }
     left = MARGIN * seconds - sum(parts.values())
     most = min(VALIDATIONS, max(1, int(VALIDATION_SHARE * seconds / one))) if one else VALIDATIONS
     if (every := given.get("train.validate_every")) is not None:
-        steps = int(max(0.0, left - one) / (step + (one + SAVING) / every))
+        steps = int(max(0.0, left - one) / (cost.step + (one + SAVING) / every))
     else:
-        steps = int(max(0.0, left - (most + 1) * one - most * SAVING) / step)
+        steps = int(max(0.0, left - (most + 1) * one - most * SAVING) / cost.step)
     steps = min(steps, MOST_STEPS)
     every = every or max(1, -(-steps // most))
     measured = -(-steps // every) if work.validation else 0
-    parts |= {"training": steps * step, "validation": (measured + bool(measured)) * one + -(-steps // every) * SAVING}
+    parts |= {
+        "training": steps * cost.step,
+        "validation": (measured + bool(measured)) * one + -(-steps // every) * SAVING,
+    }
     stage = "" if position == 0 else EMBEDDING_ONLY if only_embedding else timings.stages[position]
     return Plan(stage, views, steps, every, parts, evaluated)
+
+
+class _Costs(NamedTuple):
+    """Seconds: of all cached maps, of a training step, of embedding an image in training, and from its file."""
+
+    maps: float
+    step: float
+    embedding: float
+    whole: float
+
+
+def _costs(timings: Timings, work: Work, cut: int, views: int, only_embedding: bool) -> _Costs:
+    """The costs of a run whose stages before `cut` are frozen, on `views` cached maps of each image or on none."""
+    frozen, rest = sum(timings.forward[:cut]), sum(timings.forward[cut:])
+    trained = rest if only_embedding else sum(timings.training[cut:])
+    whole = timings.decode + frozen + rest
+    if not views:
+        return _Costs(0.0, work.batch * (timings.decode + frozen + trained) + timings.head, whole, whole)
+    stored = timings.map_bytes[cut]
+    return _Costs(
+        (views * work.train + work.validation) * (timings.decode + frozen + stored / WRITING),
+        work.batch * (trained + stored / READING) + timings.head,
+        rest + stored / READING,
+        whole,
+    )
 
 
 def plan_run(

@@ -22,7 +22,7 @@ from bier.errors import BierError, DataError
 from bier.evaluate.verification import kept_threshold
 from bier.files import name_text
 from bier.search import Id
-from bier.search.rerank import MOST, search_reranked
+from bier.search.rerank import MOST, Match, search_one
 from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
 from bier.web.guard import ApiError, Limits, too_large
 
@@ -285,32 +285,20 @@ class Service:
     def _row(
         self, query: Query, k: int, alone: bool, learners: int, shortlist: int | None, rerank: str | None
     ) -> ResultRow:
-        ends = np.cumsum((0, *self.groups))
-        span = slice(int(ends[learners - 1]) if alone else 0, int(ends[learners]))
         chosen = [learners] if alone else None if learners == len(self.groups) else learners
-        own = query.id is not None
-        if rerank is None:
-            wide = None if shortlist is None else max(shortlist, k + own)
-            found = self.store.search(query.vector, k + own, shortlist=wide, learners=chosen)
-        else:
-            found = search_reranked(
-                self.store, query.vector, k, rerank, shortlist=shortlist, learners=chosen, without=query.id
-            )
-        # All vectors of a model have the same length in the same learners' part.
-        unit = float(np.square(query.vector[span]).sum()) or 1.0
+        matches = search_one(
+            self.store, query.vector, k, rerank=rerank, shortlist=shortlist, learners=chosen, without=query.id
+        )
         threshold = kept_threshold(self.collection.model.metadata, learners, alone)
-        hits = [
-            self._hit(one, float(score), float(np.clip(score / unit, -1, 1)), threshold)
-            for one, score in zip(found.ids.tolist(), found.scores, strict=True)
-            if one != query.id and np.isfinite(score) and one in self._name_of
-        ]
+        hits = [self._hit(match, threshold) for match in matches if match.id in self._name_of]
         hits.sort(key=lambda hit: hit.same is False)  # re-ranking may put an image below the threshold first
-        return ResultRow(alone, learners, span.stop - span.start, hits[:k], threshold)
+        dimension = self.groups[learners - 1] if alone else sum(self.groups[:learners])
+        return ResultRow(alone, learners, dimension, hits, threshold)
 
-    def _hit(self, one: Id, score: float, similarity: float, threshold: float | None) -> Hit:
-        same = None if threshold is None else similarity >= threshold
-        name = self._name_of[one]
-        return Hit(name, self.labels[self._row_of[name]], score, similarity, same)
+    def _hit(self, match: Match, threshold: float | None) -> Hit:
+        same = None if threshold is None else match.similarity >= threshold
+        name = self._name_of[match.id]
+        return Hit(name, self.labels[self._row_of[name]], match.score, match.similarity, same)
 
 
 async def _threaded(limiter: CapacityLimiter, work: Callable[..., T], *arguments: Any) -> T:

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from bier.search.store import (
     Floats,
     Found,
     Id,
+    SearchRequest,
     Store,
     Where,
     checked_groups,
@@ -154,15 +156,8 @@ class EngineStore(Store):
                 self._create(self._record["whole_numbers"])
                 self._exists = True
 
-    def _search(
-        self,
-        queries: Floats,
-        k: int,
-        shortlist: int | None,
-        where: Where | None,
-        learners: tuple[int, ...],
-        exact: bool,
-    ) -> Found:
+    def _search(self, request: SearchRequest) -> Found:
+        queries, k, shortlist, where, learners, exact = request
         wanted, k = conditions(where), min(k, self.MOST)
         if not len(queries):
             k = min(k, len(self))
@@ -283,6 +278,14 @@ class EngineStore(Store):
     @abstractmethod
     def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
         """As `_nearest`; `learner_1` selects the shortlist and `vector` ranks it, inside the engine."""
+
+
+def is_address(text: str) -> bool:
+    """Whether this is the address of a server, such as http://host:6333."""
+    try:
+        return bool(urlsplit(text).hostname and urlsplit(text).port != 0)
+    except ValueError:  # a port that is no number, brackets that are not closed
+        return False
 
 
 def conditions(where: Where | None) -> Conditions:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import numpy as np
 
 from bier.errors import SearchError, needs
 from bier.search.store import Floats, Id, spans, without_secrets
-from bier.search.stores.engine import Conditions, EngineStore, Hits, Row
+from bier.search.stores.engine import Conditions, EngineStore, Hits, Row, is_address
 
 _GRAPH = {"M": 32, "efConstruction": 200}
 _LONGEST = 4_096  # characters of a text
@@ -32,11 +32,7 @@ def parse_uri(uri: str) -> Address:
     rest, _, collection = uri.removeprefix("milvus:").partition("#")
     target, _, query = rest.partition("?")
     local = "://" not in target
-    try:
-        known = target.endswith(".db") if local else bool(urlsplit(target).hostname and urlsplit(target).port != 0)
-    except ValueError:  # a port that is no number, brackets that are not closed
-        known = False
-    if not known:
+    if not (target.endswith(".db") if local else is_address(target)):
         raise SearchError(
             "A Milvus store must be milvus:NAME.db (a local file) or milvus:http://host:19530. "
             f"Got {without_secrets(uri)!r} instead."

@@ -92,7 +92,7 @@ class PostgresStore(EngineStore):
     def _new_connection(self) -> Any:
         connection = self._psycopg.connect(**self._given, autocommit=True)
         try:
-            # The planner does not count what it costs to read vectors, which lie apart from their rows.
+            # The planner ignores the cost of reading vectors, which are stored apart from their rows.
             connection.execute("SET enable_seqscan = off")
             connection.bier_types, connection.bier_effort = False, 0
             self._register(connection)

@@ -6,14 +6,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID, uuid5
 
 import numpy as np
 
 from bier.errors import SearchError, needs
 from bier.search.store import Floats, Id, spans
-from bier.search.stores.engine import Conditions, EngineStore, Hits, Row
+from bier.search.stores.engine import Conditions, EngineStore, Hits, Row, is_address
 
 EFFORT = 128  # hnsw_ef, on a server
 _NAMES = UUID("5b1c9d4e-6f0a-4a57-9a8e-0d6c1f7a2b3c")  # Qdrant's ids are numbers or UUIDs; texts become the latter
@@ -28,11 +27,7 @@ def parse_uri(uri: str) -> tuple[str, str, bool]:
     """(folder or address, collection, whether it is a folder) of `qdrant:FOLDER` or `qdrant:http://host:6333`."""
     target, _, collection = uri.removeprefix("qdrant:").partition("#")
     local = "://" not in target
-    try:
-        known = bool(target) if local else bool(urlsplit(target).hostname and urlsplit(target).port != 0)
-    except ValueError:  # a port that is no number, brackets that are not closed
-        known = False
-    if not known:
+    if not (target if local else is_address(target)):
         raise SearchError("A Qdrant store must be qdrant:FOLDER or qdrant:http://HOST:6333. Got another address.")
     return target, collection or "bier", local
 

@@ -10,26 +10,22 @@ import json
 import logging
 import os
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bier import distributed
-from bier.collection import about_model, fingerprint, no_image_readable, root_text
-from bier.data import Part
+from bier.collection.encoding import Block, ModelSource
 from bier.errors import BierError, DataError, needs
 from bier.images import Broken, ImageDataset
-from bier.models.backends import Backend, check_backend
-from bier.models.model import Model, Untrained, load
-from bier.search import Id, Label
-from bier.search.embeddings import SHARD, EmbeddingsWriter
-from bier.search.sources import Progress
+from bier.models.backends import Backend
+from bier.models.model import Model
+from bier.search.embeddings import SHARD
+from bier.search.store import Floats
 
-Floats = NDArray[np.float32]
 LOCAL = "local"  # the address that starts a cluster on this machine
 
 
@@ -68,65 +64,34 @@ class Encoder:
             return np.empty((0, 0), np.float32), [], str(error)
 
 
-class Block(NamedTuple):
-    """What an actor has computed: raw embeddings (n, d) of the images that can be read, and the others."""
+class RaySource(ModelSource):
+    """Images that the actors of a cluster encode, with the arguments of `ModelSource`.
 
-    number: int
-    raw: Floats
-    broken: list[Broken]
-
-
-class RaySource:
-    """Images that the actors of a cluster encode.
-
-    Args:
-        run: a run, the folder of a model or an untrained backbone. Only the driver reads it; actors are sent the model.
-        part: the images. Each machine of the cluster must be able to read them: a shared disk, or URLs.
-        batch_size, workers: images per batch, and threads that decode images in each actor.
-        skip_broken: leave out images that cannot be read. Otherwise the first that is found is a DataError.
-        backend: what runs the network, see `Model.encode`.
+    Only the driver reads the model and sends it to the actors, which must be able to read the images: from a shared
+    disk, or by their URLs. Which images cannot be read is known when all have been encoded.
     """
 
-    def __init__(
-        self,
-        run: Path | Untrained,
-        part: Part,
-        *,
-        batch_size: int = 64,
-        workers: int | None = None,
-        skip_broken: bool = False,
-        backend: Backend = "torch",
-    ) -> None:
-        self.model: Model = load(run, device="cpu")
-        check_backend(backend, self.model.device)
-        self.part, self.skip_broken, self.backend = part, skip_broken, backend
-        self.about: Mapping[str, Any] = {"model": about_model(run), "root": root_text(part)}
-        self.ids: Sequence[Id] = part.ids or range(len(part))
-        self.labels: Sequence[Label] | None = part.label_names()
-        self.groups = self.model.groups
-        self.skipped: list[Broken] = []  # those that were found so far
-        self._settings = {
-            "batch_size": batch_size,
-            "workers": workers,
-            "skip_broken": skip_broken,
-            "backend": backend,
-        }
+    device = "cpu"
+
+    @property
+    def fingerprint(self) -> str:
+        return super().fingerprint + " skip-broken" * self.skip_broken
 
     def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
         """The vectors of blocks of rows, as they are finished; in smaller blocks, so that all actors have work."""
         smaller = (rows[start : start + SHARD] for rows in blocks for start in range(0, len(rows), SHARD))
         wanted = dict(enumerate(smaller))
         for block in self.blocks(wanted):
-            rows = wanted[block.number]
+            self.skipped += block.broken
             broken = {one.number for one in block.broken}
-            self.skipped += [one._replace(number=rows[one.number]) for one in block.broken]
-            kept = [row for place, row in enumerate(rows) if place not in broken]
+            kept = [row for row in wanted[block.number] if row not in broken]
             if kept:
                 yield kept, self.model.vectors(block.raw)
         self.skipped.sort()
 
-    def blocks(self, wanted: Mapping[int, Sequence[int]]) -> Iterator[Block]:
-        """The blocks `wanted`, rows of images by a number, as they are finished."""
+    def blocks(
+        self, wanted: Mapping[int, Sequence[int]], progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[Block]:
         if not wanted:
             return
         import ray
@@ -146,12 +111,18 @@ class RaySource:
                 Encoder,
                 batch_size=1,
                 compute=ActorPoolStrategy(min_size=1, max_size=actors, initial_size=actors),
-                fn_constructor_kwargs={"model": [model], **self._settings},
+                fn_constructor_kwargs={
+                    "model": [model],
+                    "batch_size": self.batch_size,
+                    "workers": self.workers,
+                    "skip_broken": self.skip_broken,
+                    "backend": self.backend,
+                },
                 num_cpus=max(1, cpus // gpus) if gpus else 1,
                 num_gpus=1 if gpus else 0,
             )
             for row in encoded.iter_rows():
-                yield self._unpacked(row)
+                yield self._unpacked(row, wanted)
         except RayError as error:
             raise BierError(f"Ray could not encode the images: {_reason(error)}.") from error
 
@@ -159,40 +130,13 @@ class RaySource:
         images = [self.part.images[row] for row in rows]
         return pickle.dumps((images, None if self.part.boxes is None else self.part.boxes[list(rows)]))
 
-    def _unpacked(self, row: Mapping[str, Any]) -> Block:
-        if row["error"]:
-            raise DataError(row["error"])
-        raw = np.frombuffer(row["raw"], np.float32).reshape(-1, self.model.dimension).copy()
-        return Block(int(row["number"]), raw, [Broken(*one) for one in json.loads(row["broken"])])
-
-
-def write_embeddings(source: RaySource, out: Path, progress: Progress | None = None) -> int:
-    """As `collection.write_embeddings`: the number of images that an interrupted pass had done before.
-
-    Which images are broken is known only at the end, so shards count all images, and say which they leave out.
-    """
-    part, count = source.part, len(source.part)
-    made_from = fingerprint(source.about["model"], part, source.backend) + " skip-broken" * source.skip_broken
-    writer = EmbeddingsWriter(out, count, made_from)
-    with writer.locked():
-        done = resumed = writer.begin()
-        wanted = {number: rows for number, rows, is_done in writer.share() if not is_done}
-        if progress is not None:
-            progress("encoding images", done, count)
-        for block in source.blocks(wanted):
-            rows = wanted[block.number]
-            broken = [one._replace(number=rows[one.number]) for one in block.broken]
-            writer.write(block.number, source.model.vectors(block.raw), block.raw, broken)
-            done += len(rows)
-            if progress is not None:
-                progress("encoding images", done, count)
-        source.skipped = [Broken(*one) for one in writer.broken()]
-        kept = part.select(np.delete(np.arange(count), [one.number for one in source.skipped]))
-        if not len(kept):
-            raise no_image_readable(count)
-        known = {"groups": list(source.groups), "weighting": source.model.weighting}
-        writer.finish({**source.about, "paths": list(kept.ids or ()), "labels": kept.label_names(), **known})
-    return resumed
+    def _unpacked(self, answer: Mapping[str, Any], wanted: Mapping[int, Sequence[int]]) -> Block:
+        if answer["error"]:
+            raise DataError(answer["error"])
+        number, raw = int(answer["number"]), np.frombuffer(answer["raw"], np.float32)
+        rows = wanted[number]
+        broken = [Broken(rows[place], path, reason) for place, path, reason in json.loads(answer["broken"])]
+        return Block(number, raw.reshape(-1, self.model.dimension).copy(), broken)
 
 
 def check_installed() -> None:
@@ -212,8 +156,8 @@ def cluster(address: str = LOCAL) -> Iterator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address == LOCAL:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
-        os.environ.setdefault("RAY_worker_niceness", "0")  # with Ray's 15 they hardly run beside other work
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send usage statistics
+        os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's niceness of 15 they hardly run beside other work
         options["include_dashboard"] = False
     try:
         ray.init(address=address, **options)

@@ -1,0 +1,205 @@
+"""Images to vectors: a model encodes the images of a part, for an embeddings file, an index or a store."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from bier import distributed, files
+from bier.data import Part
+from bier.errors import DataError, ModelError
+from bier.images import Broken, ImageDataset
+from bier.models.backends import Backend, check_backend
+from bier.models.model import Model, Untrained, description_file, load
+from bier.search.embeddings import EmbeddingsWriter
+from bier.search.sources import Progress, Source, Stream
+from bier.search.store import Floats, Id, Label
+
+
+def model_folder(path: Path) -> Path:
+    """The folder with model.json: the given one, or `model` inside a run."""
+    for folder in (path / "model", path):
+        if description_file(folder).is_file():
+            return folder
+    raise ModelError(f"A model must be a folder with model.json, or a run that has one. Found none at {path}.")
+
+
+def about_model(path: Path | Untrained) -> dict[str, str]:
+    """Where a model is, and the checksum of its description, which contains that of the weights.
+
+    Of an untrained backbone: its name, the file of its weights if it was given, and a digest of these weights.
+    """
+    if isinstance(path, Untrained):
+        file = {} if path.weights is None else {"weights": str(path.weights.resolve())}
+        return {"backbone": path.backbone, **file, "fingerprint": _untrained_fingerprint(path)}
+    return {"path": str(path.resolve()), "fingerprint": files.checksum(description_file(model_folder(path)))}
+
+
+_untrained_fingerprint = lru_cache(Untrained.fingerprint)  # it builds the network
+
+
+def fingerprint(model: Mapping[str, str], part: Part, backend: Backend = "torch") -> str:
+    """A digest of all that vectors and what is stored with them depend on: model, images, boxes, ids and labels."""
+    # model.json, whose checksum `about_model` gives, has the checksum of the weights and the size of prepared images.
+    known = [model["fingerprint"], None if part.ids is None else list(part.ids), part.label_names()]
+    known += [backend] if backend != "torch" else []  # so that one file holds the vectors of one engine
+    return files.digest_of(part.images, part.boxes, [json.dumps(known).encode()])
+
+
+def no_image_readable(count: int) -> DataError:
+    return DataError(f"At least one of the {count} images must be readable. Found none.")
+
+
+class Block(NamedTuple):
+    """Some rows of a source: raw embeddings (n, d) of the images that can be read, and the others by their row."""
+
+    number: int
+    raw: Floats
+    broken: Sequence[Broken] = ()
+
+
+class ModelSource(Stream):
+    """Images that a model encodes: in this process (`ImageSource`) or on a cluster (`bier.collection.ray`).
+
+    Args:
+        run: a run, the folder of a model or an untrained backbone.
+        part: the images, as `list_images` returns them or as a part of a data set.
+        batch_size, workers: images per batch, and threads that decode images; None chooses.
+        skip_broken: leave out images that cannot be read. Otherwise the first that is found is a DataError.
+        backend: what runs the network, see `Model.encode`.
+    """
+
+    device: ClassVar[str | None] = None  # where the model is loaded; None for that of this process
+
+    def __init__(
+        self,
+        run: Path | Untrained,
+        part: Part,
+        *,
+        batch_size: int = 64,
+        workers: int | None = None,
+        skip_broken: bool = False,
+        backend: Backend = "torch",
+    ) -> None:
+        root = files.name_text(part.root.resolve()) if isinstance(part.root, Path) else part.root
+        self.about: Mapping[str, Any] = {"model": about_model(run), "root": root}
+        self.model: Model = load(run, device=self.device)
+        check_backend(backend, self.model.device)
+        self.part, self.groups = part, self.model.groups
+        self.ids: Sequence[Id] = range(len(part)) if part.ids is None else part.ids
+        self.labels: Sequence[Label] | None = part.label_names()
+        self.skipped: list[Broken] = []  # the images that cannot be read, those that were found so far
+        self.batch_size, self.workers, self.skip_broken, self.backend = batch_size, workers, skip_broken, backend
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that the vectors and what is stored with them depend on."""
+        return fingerprint(self.about["model"], self.part, self.backend)
+
+    @abstractmethod
+    def blocks(
+        self, wanted: Mapping[int, Sequence[int]], progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[Block]:
+        """The blocks `wanted`, rows of images by a number, as they are finished.
+
+        progress: may be called with (images done, images) of the block that is encoded.
+        """
+
+
+class ImageSource(ModelSource, Source):
+    """Images that this process encodes. Those that cannot be read are known from the start.
+
+    Args:
+        run, part, batch_size, workers, skip_broken, backend: as in `ModelSource`.
+        cache: a folder for prepared images.
+        progress: called with (step, done, total) while images are read.
+    """
+
+    def __init__(
+        self,
+        run: Path | Untrained,
+        part: Part,
+        *,
+        batch_size: int = 64,
+        workers: int | None = None,
+        skip_broken: bool = False,
+        backend: Backend = "torch",
+        cache: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(run, part, batch_size=batch_size, workers=workers, skip_broken=skip_broken, backend=backend)
+        size, reading = self.model.backbone.resize, progress and partial(progress, "reading images")
+        self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading, shared=True)
+        self.skipped, self.part = list(self._prepared.broken), part.select(self._prepared.kept)
+        if not len(self.part):
+            raise no_image_readable(len(part))
+        self.ids = self._prepared.kept.tolist() if part.ids is None else self.part.ids or ()
+        self.labels = self.part.label_names()
+
+    def raw(self, rows: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Floats:
+        """The raw embeddings (n, d) of some rows."""
+        some = self._prepared.only(self._prepared.kept[list(rows)])
+        return self.model.embed_raw(some, self.batch_size, self.workers, progress, backend=self.backend)
+
+    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
+        """The test-time vectors (n, d) of some rows."""
+        return self.model.vectors(self.raw(rows, progress and partial(progress, "encoding images")))
+
+    def blocks(
+        self, wanted: Mapping[int, Sequence[int]], progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[Block]:
+        return (Block(number, self.raw(rows, progress)) for number, rows in wanted.items())
+
+
+def write_embeddings(source: ModelSource, out: Path, progress: Progress | None = None) -> tuple[int, int]:
+    """Write an embeddings file; (images in it, images that an interrupted pass had encoded before).
+
+    Under torchrun each process encodes its share of the shards. Which images are broken may be known only at the end,
+    so shards count all rows, and say which they leave out.
+    """
+    rank, world = distributed.rank(), distributed.world()
+    writer = EmbeddingsWriter(out, len(source.part), source.fingerprint)
+    with writer.locked() if rank == 0 else nullcontext():
+        resumed = writer.begin() if rank == 0 else 0
+        distributed.barrier()
+        mine = list(writer.share(rank, world))
+        wanted = {number: rows for number, rows, is_done in mine if not is_done}
+        total = sum(len(rows) for _, rows, _ in mine)
+        done = total - sum(map(len, wanted.values()))
+
+        def report(inside: int = 0, _: int = 0) -> None:
+            if progress is not None:
+                progress("encoding images", done + inside, total)
+
+        report()
+        for block in source.blocks(wanted, report):
+            writer.write(block.number, source.model.vectors(block.raw), block.raw, block.broken)
+            done += len(wanted[block.number])
+            report()
+        distributed.barrier()
+        kept = _finish(writer, source) if rank == 0 else 0
+    return kept, resumed
+
+
+def _finish(writer: EmbeddingsWriter, source: ModelSource) -> int:
+    """Merge the shards, with what is known about the rows that have a vector; how many these are."""
+    broken = [Broken(*one) for one in writer.broken()]
+    kept = np.delete(np.arange(len(source.part)), [one.number for one in broken])
+    if not len(kept):
+        raise no_image_readable(len(source.part))
+    source.skipped += broken
+    writer.finish(
+        {
+            **source.about,
+            "paths": [source.ids[row] for row in kept.tolist()],
+            "labels": source.part.select(kept).label_names(),
+            "groups": list(source.groups),
+            "weighting": source.model.weighting,
+        }
+    )
+    return len(kept)

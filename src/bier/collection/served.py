@@ -1,0 +1,257 @@
+"""What `bier serve` shows: a collection with its model, its pictures and its recall figures."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bier import files
+from bier.collection.encoding import ImageSource, about_model, fingerprint
+from bier.collection.stored import image_path, model_of, open_collection, run_folder
+from bier.config import DataConfig
+from bier.data import Dataset, Part, list_images, load_for
+from bier.data.part import ALL
+from bier.errors import BierError, DataError, ModelError, SearchError
+from bier.evaluate.dataset import REPEATS
+from bier.evaluate.ensemble import evaluate_ensemble
+from bier.images import Box
+from bier.images import Source as Picture
+from bier.images.decode import box_of
+from bier.method.defaults import Weighting
+from bier.models.model import Model, Untrained, load
+from bier.search import Id, Index, Store
+from bier.search.sources import Progress, build_index
+from bier.search.store import Floats, without_secrets
+
+PictureOf = Callable[[Id], tuple[Picture, Box | None]]  # what `open_image` takes
+
+KS = (1, 2, 4, 8)
+_EVERY_IMAGE = 20_000  # recall of a collection: up to this size, every image is a query
+_QUERIES = 2_000  # beyond that, this many that are drawn at random
+_MOST = 500_000  # beyond that, recall is not measured: it would take too long at the start of the server
+_MOST_IN_STORE = 20_000  # the same for an external store, which would have to send all of its vectors
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A collection with its model and pictures.
+
+    store: the vectors, with ids and labels. model: encodes uploads; it must have the learners of the store.
+    picture: where the picture of an id is, and its box. title: the name that the page shows.
+    recall: what `recall_of` returned, or None. notes: what a person should know, such as images that were left out.
+    """
+
+    store: Store
+    model: Model
+    picture: PictureOf
+    title: str = ""
+    recall: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if tuple(self.model.groups) != tuple(self.store.groups):
+            raise ModelError(
+                f"The model must have the learners of the collection, {tuple(self.store.groups)}. "
+                f"Got {tuple(self.model.groups)} instead."
+            )
+
+
+def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
+    """The collection in an index or a store, with the model that it names or the one given instead."""
+    store = open_collection(target)
+    if store.precision == "binary":
+        raise SearchError(
+            f"The collection {without_secrets(target)} must keep vectors to be shown learner by learner. It keeps one "
+            "bit per dimension; index it with --precision int8 or float32."
+        )
+    model = model_of(store, run)
+    recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(without_secrets(target)).name)
+    return Collection(store, model, lambda one: (image_path(store, one), None), title, recall)
+
+
+def image_collection(run: Path | Untrained, images: Path, progress: Progress | None = None) -> Collection:
+    """The images of a folder or a table, encoded once and kept below RUN/serve. Broken ones are left out."""
+    about_model(run)  # an error about the model comes first
+    part, place = list_images(images), images.resolve()
+
+    def encoded() -> tuple[Index, ImageSource]:
+        source = ImageSource(run, part, skip_broken=True, progress=progress)
+        made = build_index(source, progress=progress)
+        made.about["recall"] = recall_of(made, source.model.weighting, progress)
+        return made, source
+
+    return _kept(run, part, place.name, {"folder": str(place)}, encoded)
+
+
+def data_collection(
+    run: Path | Untrained, settings: DataConfig, own: bool = True, progress: Progress | None = None
+) -> Collection:
+    """The test images of a data set, divided as training divides it, with the recall figures of the report.
+
+    own: whether the run was trained on this data. Other data that has no test part of its own is shown whole.
+    """
+    if progress is not None:
+        progress("reading the data set", 0, 0)
+    dataset = _dataset(run, settings)
+    if dataset.divided and not own:
+        dataset = Dataset(dataset.name, {"test": dataset[ALL]}, dataset.ks)
+    part = dataset["gallery" if dataset.protocol == "query-gallery" else "test"]
+    if part.width is not None:
+        raise DataError(f"The data set '{settings.name}' has vectors and no pictures, so there is nothing to show.")
+    part = replace(part, ids=None)  # by number: a table may have several rows for one file
+
+    def source_of(one: Part) -> ImageSource:
+        cache = Path(settings.cache) if settings.cache else None
+        return ImageSource(run, one, cache=cache, skip_broken=settings.skip_broken, progress=progress)
+
+    def encoded() -> tuple[Index, ImageSource]:
+        source = source_of(part)
+        made = build_index(source, progress=progress)
+        queries = source_of(dataset["query"]) if dataset.protocol == "query-gallery" else None
+        made.about["recall"] = _recall_by_protocol(dataset, made, source, queries, progress)
+        return made, source
+
+    return _kept(run, part, settings.name, {"data": settings.name, "root": settings.root}, encoded)
+
+
+def _dataset(run: Path | Untrained, settings: DataConfig) -> Dataset:
+    """The data set of the settings. The test part of glyphs is kept: drawing takes seconds and depends on nothing."""
+    if settings.name != "glyphs" or isinstance(run, Untrained):
+        return load_for(settings)
+    file = run_folder(run) / "serve" / f"glyphs-{settings.seed}-{settings.validation:g}.safetensors"
+    try:
+        kept, words = files.read_tensors(file)
+        part = Part(kept["images"], kept["labels"], tuple(json.loads(words["classes"])))
+        return Dataset("glyphs", {"test": part}, KS)
+    except (OSError, ValueError, KeyError):
+        dataset = load_for(settings)
+    part = dataset["test"]
+    with suppress(OSError):  # where nothing can be written, they are drawn at the next start again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        words = {"classes": json.dumps(part.classes)}
+        files.write_tensors(file, {"images": np.asarray(part.images), "labels": part.labels}, words)
+    return dataset
+
+
+def _kept(
+    run: Path | Untrained,
+    part: Part,
+    name: str,
+    place: Mapping[str, str],
+    encoded: Callable[[], tuple[Index, ImageSource]],
+) -> Collection:
+    """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept.
+
+    An untrained backbone has no folder to keep it in.
+    """
+    key = {**place, "images": fingerprint(about_model(run), part)}
+    where = hashlib.sha256(json.dumps(dict(place), sort_keys=True).encode()).hexdigest()[:8]
+    folder = run_folder(run) / "serve" / f"{name}-{where}" / "index" if isinstance(run, Path) else None
+    index = None if folder is None else _read_index(folder, key)
+    notes: list[str] = []
+    if index is not None:
+        model = load(run)
+    else:
+        index, source = encoded()
+        model, notes = source.model, [f"left out: {broken.reason}" for broken in source.skipped]
+        index.about["source"] = key
+        try:
+            if folder is not None:
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                index.save(folder)
+        except (OSError, BierError) as error:
+            notes.append(f"The vectors could not be kept for the next start: {error}")
+    return Collection(index, model, _picture_of(part), files.name_text(name), index.about["recall"], tuple(notes))
+
+
+def _picture_of(part: Part) -> PictureOf:
+    row_of = {one: row for row, one in enumerate(range(len(part)) if part.ids is None else part.ids)}
+
+    def picture(one: Id) -> tuple[Picture, Box | None]:
+        return part.images[row_of[one]], box_of(part.boxes, row_of[one])
+
+    return picture
+
+
+def _read_index(folder: Path, key: Mapping[str, str]) -> Index | None:
+    """The index in a folder, if it is complete and was built from what the key says."""
+    if not folder.is_dir():
+        return None
+    with suppress(BierError):
+        made = Index.load(folder)
+        if made.about.get("source") == key and "recall" in made.about:
+            return made
+    return None
+
+
+# Recall figures of the page
+
+
+def recall_of(store: Store, weighting: Weighting, progress: Progress | None = None) -> dict[str, Any] | None:
+    """Recall in percent of every prefix and every learner, each image being searched among the others.
+
+    {"queries": 5924, "prefixes": [{"1": 40.1, ...}, ...], "learners": [{"1": 40.1, ...}, ...]}: the first prefix is
+    the first learner, the last one the whole ensemble. None if no two images share a label, or if there are too many.
+    Images without a label are left out. A large collection is measured with 2,000 queries drawn at random.
+    """
+    embedded = isinstance(store, Index)
+    most = _MOST if embedded else _MOST_IN_STORE
+    if not embedded and len(store) > most:  # not even the labels of a large store are fetched
+        return None
+    entries = [entry for entry in store.entries(store.ids) if entry.label is not None]
+    names = np.array([str(entry.label) for entry in entries], dtype=np.str_)
+    if len(np.unique(names)) in (0, len(names)) or len(names) > most:
+        return None
+    vectors = store.vectors([entry.id for entry in entries])
+    drawn = np.ones(len(names), np.bool_)
+    gallery: dict[str, Any] = {}
+    if len(names) > _EVERY_IMAGE:
+        drawn[:] = False
+        drawn[np.random.default_rng(0).choice(len(names), _QUERIES, replace=False)] = True
+        gallery = {"gallery": vectors[~drawn], "gallery_labels": names[~drawn]}
+    return _figures(vectors[drawn], store.groups, names[drawn], weighting, progress, **gallery)
+
+
+def _recall_by_protocol(
+    dataset: Dataset, index: Index, source: ImageSource, queries: ImageSource | None, progress: Progress | None
+) -> dict[str, Any] | None:
+    """As `recall_of`, by the protocol of the data set: the numbers of `bier evaluate` and its report."""
+    vectors, labels = index.vectors(index.ids), source.part.labels
+    weighting = source.model.weighting
+    if queries is not None:
+        asked = queries.vectors(range(len(queries.ids)), progress)
+        gallery = {"gallery": vectors, "gallery_labels": labels}
+        return _figures(asked, index.groups, queries.part.labels, weighting, progress, **gallery)
+    if len(np.unique(labels)) == len(labels):
+        return None
+    repeats = REPEATS if dataset.protocol == "repeated-gallery" else None
+    return _figures(vectors, index.groups, labels, weighting, progress, repeats=repeats)
+
+
+def _figures(
+    vectors: Floats,
+    groups: tuple[int, ...],
+    labels: NDArray[Any],
+    weighting: Weighting,
+    progress: Progress | None,
+    **options: Any,
+) -> dict[str, Any]:
+    # Test-time vectors do as well as raw embeddings: the learners' parts are brought to length 1 and weighed again.
+    measuring = progress and partial(progress, "measuring recall")
+    result = evaluate_ensemble(
+        vectors, groups, labels, KS, weighting=weighting, ranking=False, progress=measuring, **options
+    )
+
+    def row(name: str) -> dict[str, float]:
+        return {str(k): round(float(value), 3) for k, value in result.recall[name].items()}
+
+    learners = [row(f"learner-{m + 1}") for m in range(len(groups))]
+    prefixes = [learners[0], *(row(f"prefix-{m}") for m in range(2, len(groups) + 1))]
+    return {"queries": result.queries, "prefixes": prefixes, "learners": learners}
