@@ -55,7 +55,7 @@ demo: $(USER_READY)  ## train a baseline and A-BIER on drawn characters, compare
 test: check browser  ## run `make check`, then the test suite with its coverage
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term
 
-soak: $(DEV_READY)  ## run the long form of the reliability suite (10 minutes on an idle core) and write SECURITY.md; SHARE=50 only runs, for a night
+soak: $(DEV_READY)  ## run the long form of the reliability suite (15 minutes on one core) and write SECURITY.md; SHARE=50 only runs, for a night
 	BIER_SOAK=$(or $(SHARE),1) $(if $(SHARE),,BIER_SOAK_OUT=docs/results/reliability.json) $(BIN)/python -m pytest --timeout 7200 --durations 25 tests/reliability
 	$(if $(SHARE),,$(BIN)/python tests/reliability/security_page.py)
 

@@ -295,6 +295,7 @@ def threshold_between(index: Index, chosen: str) -> float:
 def keeping(model: Model, threshold: float) -> Model:
     """The model with this threshold for the ensemble, and thresholds that nothing and everything reaches for others."""
     same = {"prefixes": [-1.0, -1.0, threshold], "learners": [1.0, -1.0, None], "precision": 95.0}
+    same |= {"part": "validation", "classes": 2}
     return Model(model.backbone, model.ensemble, model.weighting, model.precision, {"same": same})
 
 
