@@ -66,6 +66,14 @@ def test_the_readme_fits_a_screen() -> None:
     assert len(TEXT.splitlines()) < 60
 
 
+def test_the_table_has_the_figures_of_the_results() -> None:
+    summary = (README.parent / "docs" / "results.md").read_text(encoding="utf-8").split("\n## ")[0]
+    table = "".join(line for line in TEXT.splitlines() if line.startswith("|"))
+    figures = re.findall(r"\d+\.\d", table)
+    assert len(figures) == 6
+    assert set(figures) <= set(re.findall(r"\d+\.\d", summary))
+
+
 def test_the_install_command_and_the_list_of_extras() -> None:
     """tests/test_project.py installs the wheel itself."""
     project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
