@@ -42,7 +42,10 @@ def test_every_equation_has_a_function_and_a_test() -> None:
 def test_a_link_leads_to_what_it_names(name: str, target: str) -> None:
     path = PAGE.parent / target
     assert path.is_file()
-    assert name.strip("`") in defined(path)
+    if path.suffix == ".md":
+        assert path.read_text(encoding="utf-8").startswith(f"# {name}")
+    else:
+        assert name.strip("`") in defined(path)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "src/bier/method").glob("*.py")), ids=lambda path: path.name)
@@ -59,7 +62,3 @@ def test_every_equation_is_cited_in_a_docstring() -> None:
     for first, last in re.findall(r"Eq\. \((\d+)\) to \((\d+)\)", source):
         covered |= {str(number) for number in range(int(first), int(last) + 1)}
     assert set(EXPECTED) <= covered
-
-
-def test_lines_are_wrapped() -> None:
-    assert [line for line in TEXT.splitlines() if len(line) > 100] == []
