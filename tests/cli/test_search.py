@@ -257,6 +257,7 @@ def with_threshold(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> 
     scores = np.sort(unit[1:] @ unit[0])[::-1]
     threshold = float(scores[3] + scores[4]) / 2
     model.metadata["same"] = {"prefixes": [0.5, None, threshold], "learners": [0.5] * 3, "precision": 95.0}
+    model.metadata["same"] |= {"part": "validation", "classes": 2}
     model.save(tmp_path / "run" / "model")
     (tmp_path / "shop").mkdir()
     for kind in ("along", "both"):
