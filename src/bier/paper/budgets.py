@@ -1,12 +1,11 @@
 """How much work a run may be: network, steps, seeds and what is searched, from a minute to the paper's own setting."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bier.config import Config
-from bier.errors import ConfigError
+from bier.errors import ConfigError, did_you_mean
 from bier.paper.experiments import Row
 from bier.training import methods, resolve
 
@@ -164,8 +163,7 @@ BUDGETS: Mapping[str, Budget] = {budget.name: budget for budget in (SMOKE, SHORT
 def budget_of(name: str) -> Budget:
     """The budget of this name."""
     if name not in BUDGETS:
-        near = difflib.get_close_matches(name, BUDGETS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(name, BUDGETS)
         raise ConfigError(f"The budget must be one of {', '.join(BUDGETS)}. Got '{name}' instead.{hint}")
     return BUDGETS[name]
 

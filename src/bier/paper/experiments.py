@@ -1,11 +1,10 @@
 """Every table and figure of the paper as data: rows to run, columns to read off them, and what the paper got."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bier.errors import ConfigError
+from bier.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,6 @@ RECALL = Column("recall", "R@1")
 RECALLS = tuple(Column(f"recall@{k}", f"R@{k}") for k in (2, 4, 8, 16, 32))
 BEST_RECALL = Column("best_recall", "R@1 at best length")
 BEST_STEP = Column("best_step", "best length", 0)
-ALPHA = Column("ensemble-alpha", "R@1, alpha")
-SQRT = Column("ensemble-sqrt", "R@1, sqrt")
 CLASSIFIER = Column("classifier_correlation", "clf. corr.", 4)
 FEATURE = Column("feature_correlation", "feature corr.", 4)
 MEAN_LEARNER = Column("mean_learner", "mean R@1 of learners")
@@ -523,8 +520,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 def experiment(name: str) -> Experiment:
     """The experiment of this name."""
     if name not in EXPERIMENTS:
-        near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        known = ", ".join(EXPERIMENTS)
+        known, hint = ", ".join(EXPERIMENTS), did_you_mean(name, EXPERIMENTS)
         raise ConfigError(f"The experiment must be one of {known}. Got '{name}' instead.{hint}")
     return EXPERIMENTS[name]
