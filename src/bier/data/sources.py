@@ -250,7 +250,7 @@ def _parquet(table: Path | str) -> Columns:
             content = file.read([name for name in heading if name in COLUMNS])
         content.validate(full=True)  # text that is not UTF-8
         cells = {name: [_cell(value) for value in content.column(name).to_pylist()] for name in content.column_names}
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a heading
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # a column name may not be UTF-8
         raise DataError(f"{table} must be a Parquet file. Got: {error}.") from error
     return {name: cells.get(name, []) for name in heading}
 
@@ -415,11 +415,11 @@ def _arrays(root: Path) -> dict[str, NDArray[Any]]:
 
 
 def _npy(path: Path) -> NDArray[Any]:
-    try:
+    try:  # numpy parses the header as Python, so a damaged one can raise errors of the parser
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # a type that numpy never wrote: the header is damaged
+            warnings.simplefilter("error", DeprecationWarning)  # a type that numpy never writes
             return np.asarray(np.load(path, allow_pickle=False))
-    except (ValueError, OSError, EOFError, TokenError, SyntaxError, DeprecationWarning) as error:  # a text of Python
+    except (ValueError, OSError, EOFError, TokenError, SyntaxError, DeprecationWarning) as error:
         raise DataError(f"{path} must be an array of numbers or texts saved by numpy. Got: {error}.") from error
 
 

@@ -59,7 +59,7 @@ class _Scores(BaseModel):
 
 
 class _Metadata(BaseModel):
-    """The metadata that are read again; others are nobody's business."""
+    """The metadata that commands read; anything else in them is not checked."""
 
     model_config = _STRICT
     same: _Same | None = None

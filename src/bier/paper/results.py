@@ -63,7 +63,7 @@ class Job:
 
     @property
     def holds_out(self) -> bool:
-        """Whether its searches train on fewer classes than the final run."""
+        """Whether its searches hold training classes out, so that the final run is another one."""
         return bool(self.budget.search.get(kind_of(self.row)))
 
     @property
