@@ -8,18 +8,18 @@ import pytest
 from PIL import Image
 
 from bier.errors import DataError
-from bier.paper.budgets import FULL, MAIN
+from bier.paper.budgets import FULL, MAIN, SHORT, Budget
 from bier.paper.experiments import Row, experiment
 from bier.paper.results import Job, Results
 from bier.paper.tables import refresh, table_of, write_plot, write_table
 
 
-def put(out: Path, row: Row, seed: int, reached: float, **more: Any) -> None:
+def put(out: Path, row: Row, seed: int, reached: float, budget: Budget = MAIN, **more: Any) -> None:
     count = len(row.groups)
     found = {name: {"1": reached} for name in ("ensemble", *(f"learner-{m + 1}" for m in range(count)))}
     for m in range(count):
         found[f"learner-{m + 1}"] = {"1": reached - count + m}
-    results, job = Results(out), Job(row, MAIN, seed)
+    results, job = Results(out), Job(row, budget, seed)
     for number, search in enumerate(job.searches):
         value = {"validation": 60.0 - number, "best_step": 300, "choice": search.choice}
         results.add({**search.identity(search.choice), "label": row.label, "data": row.data, "seed": 0, **value})
@@ -36,6 +36,23 @@ def put(out: Path, row: Row, seed: int, reached: float, **more: Any) -> None:
             **more,
         }
     )
+
+
+def test_an_untrained_network_is_the_same_under_every_budget(tmp_path: Path) -> None:
+    untrained, baseline, *_ = experiment("strength").rows
+    put(tmp_path, untrained, 0, 42.0)
+    put(tmp_path, baseline, 0, 50.0)
+    results = Results(tmp_path)
+    assert [results.of(Job(row, MAIN, 0)) is not None for row in (untrained, baseline)] == [True, True]
+    assert [results.of(Job(row, SHORT, 0)) is not None for row in (untrained, baseline)] == [True, False]
+
+
+@pytest.mark.parametrize(("budget", "best"), [(MAIN, 300), (SHORT, None)])
+def test_only_a_search_as_long_as_the_run_chooses_its_length(tmp_path: Path, budget: Budget, best: int | None) -> None:
+    row = experiment("strength").rows[1]
+    put(tmp_path, row, 0, 50.0, budget)
+    assert Results(tmp_path).chosen(Job(row, budget, 0)) == {"train.learning_rate": 3e-5}
+    assert Results(tmp_path).best_step(Job(row, budget, 0)) == best
 
 
 def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def index_within(limit: int, file: Path, out: Path, *options: str) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
-def check_answers(folder: Path, count: int, dimension: int) -> None:
+def check_answers(folder: Path, count: int, dimension: int, *, off: float = 1e-5) -> None:
+    """The queries are among the vectors, so the best score is 1; `off` by how much vectors are rounded."""
     index = Index.load(folder)
     assert len(index) == count
     asked = next(blocks(count, dimension))[:20]
@@ -70,7 +71,7 @@ def check_answers(folder: Path, count: int, dimension: int) -> None:
         best, scores = np.take_along_axis(best, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
     found = index.search(asked, 10)
     assert found.ids[0, 0] == "photos/0/0.jpg"
-    np.testing.assert_allclose(found.scores[:, 0], 1, atol=1e-5)
+    np.testing.assert_allclose(found.scores[:, 0], 1, atol=off)
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found.rows, best, strict=True)]) >= 0.95
 
 
@@ -98,4 +99,4 @@ def test_a_million_vectors_within_six_gigabytes(tmp_path_factory: pytest.TempPat
     start = time.thread_time()
     Index.load(place / "index")
     assert time.thread_time() - start < 1
-    check_answers(place / "index", count, sum(groups))
+    check_answers(place / "index", count, sum(groups), off=0.01 if "int8" in options else 1e-5)

@@ -195,7 +195,8 @@ def _bier(size: int, groups: tuple[int, ...], **paper: float) -> Row:
 
 
 def _plain(size: int, **paper: float) -> Row:
-    return Row(f"Baseline-{size}", "baseline", groups=(size,), paper=paper, series=f"{size} dimensions", x=1)
+    name, series = f"Baseline-{size}", f"{size} dimensions"
+    return Row(name, "baseline", groups=(size,), paper=paper, tuned_as=BASELINE, series=series, x=1)
 
 
 GROUPS_512 = (

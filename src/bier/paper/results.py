@@ -26,6 +26,8 @@ IRRELEVANT = frozenset(
         *("train.validate_by", "data.validation_classes"),  # the same in all of them, see `settings_of`
     }
 )
+UNTRAINED = "untrained"
+OF_UNTRAINED = ("data.", "model.backbone", "model.resolution", "model.pool")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +83,10 @@ class Job:
     def identity(self, choice: Choice | None) -> dict[str, Any]:
         """All that makes a difference to the numbers of this run under a choice of settings, but for the seed."""
         settings = settings_of(self.row, self.budget, choice=choice, search=self.is_search)
+        kind = "search" if self.is_search else UNTRAINED if self.row.untrained else "final"
         return {
-            "kind": "search" if self.is_search else "untrained" if self.row.untrained else "final",
-            "settings": canonical({**suited(self.row), **settings}),
+            "kind": kind,
+            "settings": _relevant(kind, canonical({**suited(self.row), **settings})),
             "features_of": self.row.features_of.label if self.row.features_of else None,
         }
 
@@ -113,6 +116,11 @@ def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     if everything["model.groups"] in (1, (everything["model.embedding"],), [everything["model.embedding"]]):
         everything |= {"model.groups": 1, "loss.boost": False, "loss.boosting": "eta"}  # there is nothing to boost
     return {key: _plain(value) for key, value in everything.items() if key not in IRRELEVANT}
+
+
+def _relevant(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a result depends on: an untrained network is the same under every budget."""
+    return {key: value for key, value in settings.items() if kind != UNTRAINED or key.startswith(OF_UNTRAINED)}
 
 
 @cache
@@ -162,10 +170,13 @@ class Results:
         return winner.choice if winner else None
 
     def best_step(self, job: Job) -> int | None:
-        """The step at which the best run of the search was best."""
+        """The step at which the best run of the search was best. None where that run was shorter than this one is: its
+        schedule was another."""
         winner = self.winner(job)
         found = self.of(winner) if winner else None
-        return int(found["best_step"]) if found else None
+        if winner is None or found is None or _steps(winner) < _steps(job):
+            return None
+        return int(found["best_step"])
 
     def repeated(self, job: Job) -> Job | None:
         """The search that this job would repeat step by step: a classifier's holds nothing out."""
@@ -210,10 +221,14 @@ class Results:
         return self._read[path][1]
 
 
+def _steps(job: Job) -> int:
+    return int(job.identity(job.choice)["settings"]["train.steps"])
+
+
 def _key(result: Result) -> str:
     known = {key: result[key] for key in ("kind", "features_of")}
     known |= {"peer": result["peer"]} if result.get("peer") else {}  # before losses of other authors were settings
-    return _text({**known, "settings": canonical(result["settings"])}, result["seed"])
+    return _text({**known, "settings": _relevant(result["kind"], canonical(result["settings"]))}, result["seed"])
 
 
 def _text(identity: Mapping[str, Any], seed: int) -> str:
