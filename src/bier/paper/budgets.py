@@ -101,8 +101,7 @@ _CIFAR10 = {
     "train.keep_checkpoints": 1,
 }
 _CIFAR10_GRID = tuple(
-    {"train.learning_rate": rate, "train.weight_decay": decay}
-    for rate, decay in ((1e-3, 1e-3), (1e-3, 2e-4), (5e-4, 1e-3))
+    {"train.learning_rate": rate, "train.weight_decay": decay} for rate, decay in ((1e-3, 1e-3), (1e-3, 3e-4))
 )
 MAIN = _budget(
     "main",

@@ -162,15 +162,19 @@ STRENGTH = Experiment(
 )
 
 
-def _with_loss(name: str, title: str, plain: tuple[float, float], boosted: tuple[float, float]) -> tuple[Row, Row]:
-    """The loss alone, and boosted at the rate that was found for it alone."""
+def _with_loss(
+    name: str, title: str, library: str, plain: tuple[float, float], boosted: tuple[float, float]
+) -> tuple[Row, Row]:
+    """The loss alone and boosted, both at the rate that was found for the same loss of pytorch-metric-learning alone,
+    which is a row of `peers`."""
 
     def paper(numbers: tuple[float, float]) -> dict[str, float]:
         return {"feature_correlation": numbers[0], "recall": numbers[1]}
 
-    alone = Row(f"{title}-512", "baseline", groups=WHOLE, settings={"loss.name": name}, paper=paper(plain))
-    return alone, replace(
-        alone, label=f"{title}-96-160-256", method="bier", groups=THREE, paper=paper(boosted), tuned_as=alone
+    settings, theirs = {"loss.name": name}, replace(BASELINE, settings={"loss.name": library})
+    return (
+        replace(varied(BASELINE, f"{title}-512", settings, theirs), paper=paper(plain)),
+        replace(varied(BIER, f"{title}-96-160-256", settings, theirs), paper=paper(boosted)),
     )
 
 
@@ -179,8 +183,8 @@ LOSSES = Experiment(
     "Loss functions, plain and boosted",
     (
         UNTRAINED,
-        *_with_loss("triplet", "Triplet", (0.2122, 50.12), (0.1158, 53.31)),
-        *_with_loss("contrastive", "Contrastive", (0.1639, 50.62), (0.1246, 53.8)),
+        *_with_loss("triplet", "Triplet", "TripletMarginLoss", (0.2122, 50.12), (0.1158, 53.31)),
+        *_with_loss("contrastive", "Contrastive", "ContrastiveLoss", (0.1639, 50.62), (0.1246, 53.8)),
         replace(BASELINE, label="Binomial-Deviance-512"),
         replace(BIER, label="Binomial-Deviance-96-160-256"),
     ),
