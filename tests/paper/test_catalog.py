@@ -84,6 +84,18 @@ def test_peers_alone_and_boosted() -> None:
     assert margin == ("DistanceWeightedMiner", ("learn_beta",))
 
 
+def test_cifar10_takes_the_weight_decay_of_the_small_baseline() -> None:
+    """One search, with shorter runs, for all rows of both networks."""
+    rows = experiment("cifar10").rows
+    (found,) = {tuple(search.key for search in Job(row, MAIN, 2).searches) for row in rows}
+    searches = Job(rows[0], MAIN, 0).searches
+    assert found == tuple(search.key for search in searches)
+    configs = [config_of(one.row, MAIN, choice=one.choice, search=True) for one in searches]
+    assert [config.train.weight_decay for config in configs] == [3e-4, 1e-3, 4e-3]
+    assert {config.train.steps for config in configs} == {config_of(rows[0], MAIN).train.steps // 2}
+    assert {(config.method, config.model.backbone) for config in configs} == {("baseline", "cifar10-quick")}
+
+
 def test_a_plan_has_each_run_once_and_its_needs_first() -> None:
     jobs = plan(EXPERIMENTS.values(), MAIN, 2)
     keys = [job.key for job in jobs]

@@ -15,7 +15,7 @@ from bier.errors import ConfigError, DataError
 from bier.paper import runner
 from bier.paper.budgets import MAIN, SMOKE
 from bier.paper.experiments import Experiment, experiment
-from bier.paper.results import Job, Results, plan
+from bier.paper.results import Job, plan
 from bier.paper.runner import Places, run
 from bier.paper.tiny import draw_tiny_data
 from bier.training import train
@@ -173,32 +173,6 @@ def test_classification_that_was_done_is_not_done_again(root: Path, tmp_path: Pa
     again = run([only("cifar10", "Quick, Baseline")], SMOKE, places, Watch())
     assert again.made == []
     assert sorted(again.found) == sorted(made)
-
-
-def test_the_best_run_of_a_search_that_holds_nothing_out_is_that_of_the_first_seed(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places, trained = Places(root, tmp_path / "once"), []
-
-    def counted(config: Config, folder: Path, **more: Any) -> Any:
-        trained.append((config.seed, config.train.learning_rate))
-        return train(config, folder, **more)
-
-    monkeypatch.setattr(runner, "train", counted)
-    run([only("cifar10", "Quick, Baseline")], SMOKE, places, Watch(), seeds=2)
-    first, second = lines(places.out, data="cifar10")
-    assert trained == [(0, 1e-4), (0, 1e-3), (1, first["choice"]["train.learning_rate"])]
-
-    again = Places(root, tmp_path / "again")
-    run([only("cifar10", "Quick, Baseline")], SMOKE, again, Watch(), seeds=1)
-    monkeypatch.setattr(Results, "repeated", lambda *_: None)
-    (again.out / "cifar10.jsonl").write_text(
-        "".join(json.dumps(one) + "\n" for one in lines(places.out, "search", "cifar10"))
-    )
-    run([only("cifar10", "Quick, Baseline")], SMOKE, again, Watch(), seeds=1)
-    assert trained[-1] == (0, first["choice"]["train.learning_rate"])
-    assert lines(again.out, data="cifar10")[0]["accuracy"] == first["accuracy"]
-    assert second["seed"] == 1
 
 
 def test_results_of_other_data_are_refused(root: Path, tmp_path: Path) -> None:

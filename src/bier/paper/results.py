@@ -14,7 +14,7 @@ from filelock import FileLock
 from bier import files
 from bier.config import Config
 from bier.errors import DataError
-from bier.paper.budgets import Budget, Choice, choices, kind_of, settings_of, suited
+from bier.paper.budgets import Budget, Choice, choices, settings_of, suited
 from bier.paper.experiments import Experiment, Row
 
 Result = Mapping[str, Any]
@@ -62,11 +62,6 @@ class Job:
         while row.tuned_as is not None:
             row = row.tuned_as
         return [Job(row, self.budget, 0, choice) for choice in choices(row, self.budget)]
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether its searches hold training classes out, so that the final run is another one."""
-        return bool(self.budget.search.get(kind_of(self.row)))
 
     @property
     def needs(self) -> list["Job"]:
@@ -177,14 +172,6 @@ class Results:
         if winner is None or found is None or _steps(winner) < _steps(job):
             return None
         return int(found["best_step"])
-
-    def repeated(self, job: Job) -> Job | None:
-        """The search that this job would repeat step by step: a classifier's holds nothing out."""
-        winner = self.winner(job)
-        if winner is None or winner.seed != job.seed:
-            return None
-        same = winner.identity(winner.choice)["settings"] == job.identity(winner.choice)["settings"]
-        return winner if same else None
 
     def add(self, result: Result) -> None:
         """Write the line of a run, in place of an earlier one of the same run. Several processes may do so at once."""

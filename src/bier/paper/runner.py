@@ -271,7 +271,7 @@ class _Runner:
             }
         )
         folder = self.places.run(job)
-        shutil.rmtree(folder if job.is_search and job.holds_out else folder / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(folder if job.is_search else folder / CHECKPOINTS, ignore_errors=True)
         return True
 
     def _untrained(self, job: Job, config: Config) -> dict[str, Any]:
@@ -282,8 +282,6 @@ class _Runner:
     def _trained(self, job: Job, config: Config, observer: Observer) -> dict[str, Any] | None:
         if job.row.features_of is not None:
             self._write_features(job)
-        if (search := self.results.repeated(job)) and (self.places.run(search) / MODEL).is_dir():
-            return {**self._measure(job, config, self.places.run(search)), "resumed": False}
         folder = self.places.run(job)
         resumed = (folder / CONFIG).is_file()
         # A classifier is kept at its best step on the validation images anyway.
