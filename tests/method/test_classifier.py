@@ -9,13 +9,16 @@ from torch.nn import functional as F
 
 from bier.errors import ConfigError, DataError
 from bier.method.classifier import BoostedClassifier
+from bier.method.defaults import Boosting
 
 GROUPS = (2, 3, 4)
 
 
-def setting(groups: tuple[int, ...] = GROUPS, boost: bool = True) -> tuple[BoostedClassifier, Tensor, Tensor]:
+def setting(
+    groups: tuple[int, ...] = GROUPS, boost: bool = True, boosting: Boosting = "eta"
+) -> tuple[BoostedClassifier, Tensor, Tensor]:
     torch.manual_seed(0)
-    classifier = BoostedClassifier(groups, classes=3, boost=boost).double()
+    classifier = BoostedClassifier(groups, classes=3, boost=boost, boosting=boosting).double()
     z = torch.randn(7, sum(groups), dtype=torch.float64, requires_grad=True)
     return classifier, z, torch.arange(7) % 3
 
@@ -46,6 +49,24 @@ def test_image_by_image(groups: tuple[int, ...], boost: bool) -> None:
     assert parts.learners.tolist() == pytest.approx(means, abs=1e-12)
     assert parts.total.item() == pytest.approx(sum(means) / len(groups), abs=1e-12)
     assert parts.positive_weights.tolist() == pytest.approx([weight / len(z) for weight in weights], abs=1e-12)
+
+
+def test_gradient_at_the_running_prediction() -> None:
+    """Learner m is trained with the loss of the first m learners together, in which those before it are constant."""
+    classifier, z, labels = setting(boosting="gradient")
+    first, second, third = classifier.learner_logits(z)
+    scores = (first, first / 3 + 2 / 3 * second, first / 6 + second / 3 + third / 2)
+    wanted = [
+        sum(cross_entropy(row, label) for row, label in zip(score.tolist(), labels.tolist(), strict=True)) / len(z)
+        for score in scores
+    ]
+    parts = classifier.parts(z, labels)
+    assert parts.learners.tolist() == pytest.approx(wanted, abs=1e-12)
+    assert parts.positive_weights.tolist() == [1.0, 1.0, 1.0]
+    (gradient,) = torch.autograd.grad(parts.learners[2], z, retain_graph=True)
+    assert not gradient[:, :5].any()
+    (alone,) = torch.autograd.grad(F.cross_entropy(scores[2], labels), z)
+    assert torch.allclose(gradient[:, 5:], alone[:, 5:], atol=1e-12)
 
 
 def test_logits_are_the_running_prediction_of_all_learners() -> None:
@@ -137,3 +158,5 @@ def test_other_errors() -> None:
         BoostedClassifier((), 3)
     with pytest.raises(ConfigError, match=r"'dropout' parameter must be at least 0 and below 1. Got 1.5"):
         BoostedClassifier(GROUPS, 3, dropout=1.5)
+    with pytest.raises(ConfigError, match=r"'boosting' parameter must be 'eta' or 'gradient' here. Got 'shrinkage'"):
+        BoostedClassifier(GROUPS, 3, boosting="shrinkage")

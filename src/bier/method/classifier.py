@@ -27,6 +27,8 @@ class BoostedClassifier(nn.Module):
         groups: the size of each learner. One group gives the plain network.
         classes: the number of classes.
         boost: False trains every classifier with weight 1 for every image.
+        boosting: `eta` weights images, Eq. (7). `gradient` weights none and trains learner m with the gradient of the
+            cross-entropy at the running score, Eq. (7c).
         dropout: probability of dropping an input of the classifiers.
         gather_distributed: as in `BoostedLoss`.
 
@@ -54,6 +56,7 @@ class BoostedClassifier(nn.Module):
         boost: bool = defaults.BOOST,
         dropout: float = defaults.DROPOUT,
         gather_distributed: bool = False,
+        boosting: defaults.Boosting = defaults.BOOSTING,
     ) -> None:
         super().__init__()
         if classes < 2:
@@ -61,8 +64,11 @@ class BoostedClassifier(nn.Module):
         self.groups = checked_groups(groups)
         if not 0 <= dropout < 1:
             raise ConfigError(f"The 'dropout' parameter must be at least 0 and below 1. Got {dropout!r} instead.")
+        if boosting not in ("eta", "gradient"):
+            raise ConfigError(f"The 'boosting' parameter must be 'eta' or 'gradient' here. Got {boosting!r} instead.")
         self.classes = classes
         self.boost = boost
+        self.boosting = boosting
         self.gather_distributed = gather_distributed
         self.dropout = nn.Dropout(dropout)
         self.heads = nn.ModuleList(nn.Linear(size, classes) for size in self.groups)
@@ -91,11 +97,13 @@ class BoostedClassifier(nn.Module):
         weight = torch.ones(len(z), dtype=z.dtype, device=z.device)
         running = torch.zeros_like(all_logits[0])
         losses, means = [], []
+        gradient = self.boost and self.boosting == "gradient"
         for m, (rate, logits) in enumerate(zip(self.rates, all_logits, strict=True)):
-            if m and self.boost:
+            if m and self.boost and not gradient:
                 weight = 1 - equations.own_probability(running, labels)  # Eq. (7)
             total_weight = weight.sum().clamp_min(torch.finfo(weight.dtype).tiny)  # 0 where every image is certain
-            losses.append((weight * F.cross_entropy(logits, labels, reduction="none")).sum() / total_weight)
+            at = equations.running_score(running, logits, rate) if gradient else logits  # Eq. (7c), or s_m itself
+            losses.append((weight * F.cross_entropy(at, labels, reduction="none")).sum() / total_weight)
             means.append(weight.mean())
             running = equations.running_score(running, logits.detach(), rate)
         learners, mean_weights = torch.stack(losses), torch.stack(means)

@@ -97,7 +97,7 @@ def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> Booste
     """What `config.loss` names."""
     loss = config.loss
     if loss.name == "cross-entropy":
-        return BoostedClassifier(groups, classes, loss.boost, loss.dropout)
+        return BoostedClassifier(groups, classes, loss.boost, loss.dropout, boosting=loss.boosting)
     if loss.name not in LOSSES:
         miner = build_miner(loss.miner, loss.miner_settings) if loss.miner else None
         theirs = build_loss(loss.name, loss.settings, sum(groups), classes)
