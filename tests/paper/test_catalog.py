@@ -142,6 +142,13 @@ def test_a_search_holds_out_the_last_training_classes() -> None:
     assert Job(named("summary", "GoogLeNet, not trained"), MAIN, 0).searches == []
 
 
+def test_a_rate_that_a_row_names_is_not_searched_for() -> None:
+    row = named("tried", "BIER, shrinkage, rate 1e-4")
+    job = Job(row, MAIN, 0)
+    assert job.searches == []
+    assert job.identity(None)["settings"]["train.learning_rate"] == 1e-4
+
+
 def test_names_that_there_are_not() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'strength'"):
         experiment("strenght")

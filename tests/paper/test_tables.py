@@ -79,8 +79,8 @@ def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
 def test_the_note_of_classification_speaks_of_its_own_work(tmp_path: Path) -> None:
     cifar10 = experiment("cifar10")
     main, full = (table_of(cifar10, budget, Results(tmp_path)).note for budget in (MAIN, FULL))
-    assert "Budget main (16,000 steps of 100 images, all images), 0 seed(s)" in main
-    assert "Budget full (20,000 steps of 100 images, all images)" in full
+    assert "Budget main (cifar10-quick: 16,000 steps of 100 images, all images; cifar10-quick-wider: 8,000" in main
+    assert "Budget full (cifar10-quick: 20,000 steps of 100 images, all images; " in full
 
 
 def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> None:

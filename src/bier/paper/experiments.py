@@ -395,8 +395,12 @@ def _cifar(
     groups: int,
     accuracies: tuple[float, ...],
     activation: Mapping[str, object] | None = None,
+    name: str = "",
 ) -> tuple[Row, ...]:
-    """All rows of both networks take the weight decay that was found for the plain small one."""
+    """All rows of both networks take the weight decay that was found for the plain small one.
+
+    activation: what the row with the Activation Loss changes. name: the network's name in the budgets.
+    """
     boosted = {**network, "model.groups": groups}
     rows = (
         ("Baseline", "baseline", network),
@@ -411,6 +415,7 @@ def _cifar(
             "cifar10",
             settings=settings,
             paper={"accuracy": accuracy},
+            network=name,
             tuned_as=QUICK_BASELINE,
         )
         for (label, method, settings), accuracy in zip(rows, accuracies, strict=True)
@@ -428,6 +433,7 @@ CIFAR10 = Experiment(
             4,
             (80.67, 81.69, 83.10, 83.21),
             activation={"diversity.weight": 20.0},  # better than 100 on validation images, for 6 pairs of learners
+            name="wider",
         ),
     ),
     (ACCURACY,),
@@ -498,6 +504,7 @@ BOTH: Changes = {
     "16 classes x 4 images": {"train.batch_classes": 16, "train.batch_images": 4},
     "6 classes x 5 images": {"train.batch_classes": 6, "train.batch_images": 5},
     "embedding layer at the backbone's rate": {"train.embedding_factor": 1.0},
+    "embedding layer at half the backbone's rate": {"train.embedding_factor": 0.5},
     "strong augmentation": {"data.augment": "strong"},
 }
 BOOSTED: Changes = {
@@ -506,7 +513,17 @@ BOOSTED: Changes = {
     "no diversity loss, shrinkage": {"diversity.name": "none", "loss.boosting": "shrinkage"},
     "lambda_div 1e-4": {"diversity.weight": 1e-4},
     "lambda_div 1e-2": {"diversity.weight": 1e-2},
+    "lambda_div 1e-1": {"diversity.weight": 1e-1},
+    "gradient": {"loss.boosting": "gradient"},
     "shrinkage, lambda_div 1e-4": {"loss.boosting": "shrinkage", "diversity.weight": 1e-4},
+}
+WITHOUT_DIVERSITY: Changes = {  # at BIER's own rate, which is lower, and at that of the other two
+    "": {},
+    "gradient": {"loss.boosting": "gradient"},
+    "gradient, rate 1e-4": {"loss.boosting": "gradient", "train.learning_rate": 1e-4},
+    "shrinkage": {"loss.boosting": "shrinkage"},
+    "shrinkage, rate 1e-4": {"loss.boosting": "shrinkage", "train.learning_rate": 1e-4},
+    "rate 1e-4, embedding layer at half of it": {"train.learning_rate": 1e-4, "train.embedding_factor": 0.5},
 }
 TRIED = Experiment(
     "tried",
@@ -514,6 +531,7 @@ TRIED = Experiment(
     (
         varied(UNTRAINED, "GoogLeNet, not trained", HELD_OUT),
         *_tried(BASELINE, "Baseline", BOTH),
+        *_tried(BIER, "BIER", WITHOUT_DIVERSITY),
         *_tried(A_BIER, "A-BIER", {**BOTH, **BOOSTED}),
     ),
     (CLASSIFIER, FEATURE, RECALL),

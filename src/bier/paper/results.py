@@ -56,7 +56,7 @@ class Job:
     @property
     def searches(self) -> list["Job"]:
         """The runs that choose the settings and the length of this one; none where there is nothing to choose."""
-        if self.is_search:
+        if self.is_search or not choices(self.row, self.budget):
             return []
         row = self.row
         while row.tuned_as is not None:

@@ -66,7 +66,7 @@ class Table:
         """What made the table."""
         unfinished = sum(not line.seeds for line in self.lines if not line.learner)
         rest = f"; {unfinished} row(s) not run yet" if unfinished else ""
-        work = about(self.experiment.rows[0], self.budget)
+        work = "; ".join(dict.fromkeys(about(row, self.budget) for row in self.experiment.rows))
         return f"Budget {self.budget.name} ({work}), {self.seeds} seed(s){rest}"
 
     @property
