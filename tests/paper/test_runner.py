@@ -145,6 +145,8 @@ def test_what_was_tried_is_measured_on_held_out_training_classes(root: Path, tmp
     assert (config.train.batch_classes, config.data.validation, config.data.validation_order) == (6, 0.4, "last")
     (result,) = lines(tmp_path)
     assert (result["images"]["train"], result["queries"]) == (48, 18)
+    best = max(recall for _, recall, *_ in result["curve"])
+    assert result["validation"] == result["recall"]["ensemble"]["1"] == best
 
 
 def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Path) -> None:

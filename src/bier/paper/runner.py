@@ -215,6 +215,12 @@ def _check_same_data(known: Result, dataset: Dataset, results: Results) -> None:
         )
 
 
+def _curve(folder: Path) -> list[list[float]]:
+    """[step, R@1 or accuracy on the validation part, that of each learner] for every validation."""
+    validated = (row for row in read_metrics(folder) if "validation" in row)
+    return [[row["step"], row["validation"], *row["validation_learners"]] for row in validated]
+
+
 def _counts(dataset: Dataset) -> dict[str, int]:
     return {name: len(part) for name, part in dataset.parts.items()}
 
@@ -290,14 +296,12 @@ class _Runner:
         done = train(config, folder, resume=resumed, observer=observer, snapshots=snapshots, same=False)
         if done.interrupted:
             return None
+        about: dict[str, Any] = {"resumed": resumed}
+        if job.is_search or job.row.validated:
+            about |= {"validation": done.best_validation, "best_step": done.best_step, "curve": _curve(folder)}
         if job.is_search:
-            curve = [
-                [row["step"], row["validation"], *row["validation_learners"]]
-                for row in read_metrics(folder)
-                if "validation" in row
-            ]
-            return {"validation": done.best_validation, "best_step": done.best_step, "curve": curve, "resumed": resumed}
-        measured = {**self._measure(job, config, folder), "resumed": resumed}
+            return about
+        measured = {**self._measure(job, config, folder), **about}
         if best_step is not None:
             early = self._measure(job, config, folder / f"{MODEL}-step-{best_step}") if snapshots else measured
             kept = ("recall", "accuracy", "feature_correlation", "classifier_correlation")
