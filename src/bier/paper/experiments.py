@@ -504,7 +504,6 @@ BOTH: Changes = {
     "16 classes x 4 images": {"train.batch_classes": 16, "train.batch_images": 4},
     "6 classes x 5 images": {"train.batch_classes": 6, "train.batch_images": 5},
     "embedding layer at the backbone's rate": {"train.embedding_factor": 1.0},
-    "embedding layer at half the backbone's rate": {"train.embedding_factor": 0.5},
     "strong augmentation": {"data.augment": "strong"},
 }
 BOOSTED: Changes = {
@@ -523,7 +522,6 @@ WITHOUT_DIVERSITY: Changes = {  # at BIER's own rate, which is lower, and at tha
     "gradient, rate 1e-4": {"loss.boosting": "gradient", "train.learning_rate": 1e-4},
     "shrinkage": {"loss.boosting": "shrinkage"},
     "shrinkage, rate 1e-4": {"loss.boosting": "shrinkage", "train.learning_rate": 1e-4},
-    "rate 1e-4, embedding layer at half of it": {"train.learning_rate": 1e-4, "train.embedding_factor": 0.5},
 }
 TRIED = Experiment(
     "tried",
