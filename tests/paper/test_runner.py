@@ -159,6 +159,18 @@ def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Pa
     assert (result["queries"], result["groups"]) == (48, [12, 20, 32])
 
 
+def test_a_network_that_is_needed_and_gone_is_trained_again(root: Path, tmp_path: Path) -> None:
+    """Results may have been copied without their run folders."""
+    places, stagewise = Places(root, tmp_path), only("end-to-end", "Stagewise: features fixed")
+    made = run([only("summary", "Baseline")], SMOKE, places, Watch()).made
+    shutil.rmtree(tmp_path / "runs")
+    again = run([stagewise], SMOKE, places, Watch())
+    assert set(made) < set(again.made)
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "features")
+    assert run([stagewise], SMOKE, places, Watch()).made == []  # all results are there
+
+
 def test_missing_data_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'cub': There is no images\.txt"):
         run([experiment("strength")], SMOKE, Places(tmp_path, tmp_path / "out"), Watch())

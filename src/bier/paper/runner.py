@@ -117,7 +117,7 @@ class Places:
     def config(self, job: Job, config: Config) -> Config:
         """The config with the paths of this machine."""
         if job.row.features_of is not None:
-            return config.with_settings({"data.root": str(self.features(job))})
+            return config.with_settings({"data.root": str(self.features(job.before))})
         settings = {"data.root": str(self.root), "data.cache": str(self.cache)}
         if config.model.backbone == GOOGLENET:
             weights = self.weights or self.root / WEIGHTS
@@ -130,9 +130,10 @@ class Places:
     def cache(self) -> Path:
         return self.out / "cache"
 
-    def features(self, job: Job) -> Path:
-        assert job.before is not None
-        return self.out / "features" / f"{job.before.key}.safetensors"
+    def features(self, job: Job | None) -> Path:
+        """The features of the network that a job left, for a run that is trained on them."""
+        assert job is not None
+        return self.out / "features" / f"{job.key}.safetensors"
 
     def run(self, job: Job) -> Path:
         return self.out / "runs" / job.key
@@ -161,12 +162,12 @@ def run(
     for name, reason in outcome.missing.items():
         watch.missing(name, reason)
     jobs = [job for job in plan(experiments, budget, seeds or budget.seeds) if job.row.data in datasets]
-    runner = _Runner(places, datasets, watch)
+    runner = _Runner(places, datasets, watch, jobs)
     waiting = deque(enumerate(jobs, start=1))
     put_off = 0  # in a row: when it is all of them, there is nothing to do but wait
     while waiting:
         number, job = waiting.popleft()
-        if (known := runner.results.of(job)) is not None:
+        if (known := runner.done(job)) is not None:
             _check_same_data(known, datasets[job.row.data], runner.results)
             outcome.found.append(job.key)
             continue
@@ -228,9 +229,18 @@ def _counts(dataset: Dataset) -> dict[str, int]:
 class _Runner:
     """Executes jobs one by one."""
 
-    def __init__(self, places: Places, datasets: Mapping[str, Dataset], watch: Watch) -> None:
+    def __init__(self, places: Places, datasets: Mapping[str, Dataset], watch: Watch, jobs: Sequence[Job] = ()) -> None:
         self.places, self.datasets, self.watch = places, datasets, watch
         self.results = Results(places.out)
+        # Runs whose networks give the features of runs that are still to be made.
+        self.needed = {job.before.key for job in jobs if job.before and self.results.of(job) is None}
+
+    def done(self, job: Job) -> Result | None:
+        """The result of a job. None where there is none, or where its network is needed and only the result is there,
+        as with results that were copied from elsewhere."""
+        result = self.results.of(job)
+        left = self.places.features(job).is_file() or (self.places.run(job) / MODEL).is_dir()
+        return result if left or job.key not in self.needed else None
 
     @contextmanager
     def claimed(self, job: Job) -> Iterator[bool]:
@@ -239,8 +249,7 @@ class _Runner:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             with lock:
-                known = [self.results.of(need) is not None for need in job.needs]
-                yield all(known) and self.results.of(job) is None
+                yield all(self.done(need) for need in job.needs) and self.done(job) is None
         except Timeout:
             yield False
 
@@ -312,7 +321,7 @@ class _Runner:
         before = job.before
         assert before is not None
         write_features(
-            self.places.run(before), self.datasets[job.row.data], self.places.features(job), self.places.cache
+            self.places.run(before), self.datasets[job.row.data], self.places.features(before), self.places.cache
         )
 
     def _measure(self, job: Job, config: Config, model: Model | Path) -> dict[str, Any]:
@@ -323,7 +332,7 @@ class _Runner:
             return assess_classifier(model, load(model), dataset, progress=follow)
         model = load(model) if isinstance(model, Path) else model
         if job.row.features_of is not None:
-            return assess(model, data.load("features", self.places.features(job)), progress=follow).to_dict()
+            return assess(model, data.load("features", self.places.features(job.before)), progress=follow).to_dict()
         if job.row.validated:
             return assess(model, load_data(config), part="validation", cache=cache, progress=follow).to_dict()
         frozen = config.model.trainable_from if config.model.trunk_views and not job.row.untrained else ""
