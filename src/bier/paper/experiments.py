@@ -324,7 +324,7 @@ SUMMARY = Experiment(
         _lite(BASELINE, "baseline"),
         _lite(A_BIER, "A-BIER"),
     ),
-    (CLASSIFIER, FEATURE, RECALL, *RECALLS, BEST_RECALL, BEST_STEP),
+    (RECALL, BEST_RECALL, BEST_STEP, CLASSIFIER, FEATURE, *RECALLS),
     figure=Figure("What each part of the method adds"),
     learners=True,
 )
@@ -380,7 +380,8 @@ DATASETS = Experiment(
             (A_BIER, "A-BIER", {"recall": recalls[2]}),
         )
     ),
-    (CLASSIFIER, FEATURE, RECALL),
+    (RECALL, CLASSIFIER, FEATURE),
+    figure=Figure("The network as it came, baseline, BIER and A-BIER"),
     partial=True,
 )
 

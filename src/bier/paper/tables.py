@@ -122,12 +122,16 @@ class Table:
 
 
 def table_of(experiment: Experiment, budget: Budget, results: Results) -> Table:
-    """The table of an experiment from the result files that are there; a partial one leaves out rows without any."""
-    lines: list[Line] = []
-    for row in experiment.rows:
-        found = results.seeds(row, budget)
-        if found or not experiment.partial:
-            lines += _lines(row, experiment, found)
+    """The table of an experiment from the result files that are there.
+
+    A partial one leaves out rows without any, and data sets that nothing was trained on under this budget.
+    """
+    rows = [(row, results.seeds(row, budget)) for row in experiment.rows]
+    if experiment.partial:
+        rows = [(row, found) for row, found in rows if found]
+        trained = {row.data for row, _ in rows if not row.untrained}
+        rows = [(row, found) for row, found in rows if row.data in trained] or rows
+    lines = [line for row, found in rows for line in _lines(row, experiment, found)]
     return Table(experiment, budget, tuple(lines))
 
 
