@@ -25,7 +25,7 @@ from bier.evaluate.dataset import assess, assess_classifier
 from bier.evaluate.report.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
 from bier.images import ImageDataset
-from bier.models.inference import inputs_in_order, run_network, to_array
+from bier.models.inference import Progress, inputs_in_order, run_network, to_array
 from bier.models.model import Model, load, pretrained
 from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of
 from bier.paper.experiments import Experiment
@@ -38,7 +38,9 @@ BATCH = 64
 
 
 @torch.no_grad()
-def write_features(run: Path, dataset: Dataset, file: Path, cache: Path | None) -> Path:
+def write_features(
+    run: Path, dataset: Dataset, file: Path, cache: Path | None, progress: Progress | None = None
+) -> Path:
     """Write phi of the training and test images, by the network of a run, as a data set of the kind `features`.
 
     What is there is kept; it is written aside and renamed, so it is complete.
@@ -53,7 +55,8 @@ def write_features(run: Path, dataset: Dataset, file: Path, cache: Path | None) 
         part = dataset[name]
         source = ImageDataset(part.images, backbone.resize, part.boxes, cache, crop=backbone.crop)
         pixels = inputs_in_order(source, source.kept, BATCH)
-        features = to_array(run_network(backbone, pixels, model.device, model.precision))
+        total = len(source.kept)
+        features = to_array(run_network(backbone, pixels, model.device, model.precision, progress, total))
         tensors["features"].append(torch.from_numpy(features))
         labels = part.labels[source.kept]
         tensors["labels"].append(torch.from_numpy(labels + classes))  # classes of the two parts stay apart
@@ -100,7 +103,7 @@ class Watch(Protocol):
         """Run `number` of `total` begins; what is returned watches its training."""
 
     def measuring(self, done: int, total: int) -> None:
-        """Called while test images are embedded."""
+        """Called while the images of a part are embedded."""
 
     def missing(self, name: str, reason: str) -> None:
         """A data set is not there; its rows are left out."""
@@ -318,11 +321,10 @@ class _Runner:
         return measured
 
     def _write_features(self, job: Job) -> None:
-        before = job.before
+        before, places = job.before, self.places
         assert before is not None
-        write_features(
-            self.places.run(before), self.datasets[job.row.data], self.places.features(before), self.places.cache
-        )
+        dataset, file = self.datasets[job.row.data], places.features(before)
+        write_features(places.run(before), dataset, file, places.cache, self.watch.measuring)
 
     def _measure(self, job: Job, config: Config, model: Model | Path) -> dict[str, Any]:
         follow, cache = self.watch.measuring, self.places.cache
