@@ -519,6 +519,7 @@ BOOSTED: Changes = {
 }
 WITHOUT_DIVERSITY: Changes = {  # at BIER's own rate, which is lower, and at that of the other two
     "": {},
+    "rate 1e-4": {"train.learning_rate": 1e-4},
     "gradient": {"loss.boosting": "gradient"},
     "gradient, rate 1e-4": {"loss.boosting": "gradient", "train.learning_rate": 1e-4},
     "shrinkage": {"loss.boosting": "shrinkage"},
