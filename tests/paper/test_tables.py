@@ -83,6 +83,18 @@ def test_the_note_of_classification_speaks_of_its_own_work(tmp_path: Path) -> No
     assert "Budget full (cifar10-quick: 20,000 steps of 100 images, all images; " in full
 
 
+def test_a_partial_table_shows_the_data_sets_that_something_was_trained_on(tmp_path: Path) -> None:
+    datasets = experiment("datasets")
+    rows = {row.label: row for row in datasets.rows}
+    for label in ("cub, not trained", "cub-cropped, not trained"):
+        put(tmp_path, rows[label], 0, 42.0)
+    shown = [line.label for line in table_of(datasets, MAIN, Results(tmp_path)).lines]
+    assert shown == ["cub, not trained", "cub-cropped, not trained"]
+    put(tmp_path, rows["cub, Baseline"], 0, 50.0)
+    shown = [line.label for line in table_of(datasets, MAIN, Results(tmp_path)).lines]
+    assert shown == ["cub, not trained", "cub, Baseline"]
+
+
 def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> None:
     groups = experiment("groups")
     put(tmp_path, groups.rows[1], 0, 50.0)
