@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -354,3 +355,14 @@ def test_another_model_is_refused(cli: Cli, index: Path, photos: Path, tmp_path:
     (tmp_path / "new.png").write_bytes((photos / "both" / "0.png").read_bytes())
     code, _, err = cli("search", index, tmp_path / "new.png", "--model", tmp_path / "other")
     assert (code, "It has other weights" in err) == (2, True)
+
+
+def test_index_out_deletes_no_folder_of_the_user(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    """Issue 34, 1.4: pictures in folders named `data-...` were deleted, with exit code 0."""
+    shop = tmp_path / "shop"
+    for year in ("data-2023", "data-2024"):
+        shutil.copytree(photos / "along", shop / year)
+    code, _, err = cli("index", run_folder, shop, "--out", shop)
+    assert code == 2
+    assert "must be new, empty or an index. It holds 'data-2023'" in err
+    assert len(list(shop.rglob("*.png"))) == 16

@@ -76,7 +76,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "empty"])
 def test_every_kind_of_damage_is_one_line(tmp_path: Path, number: int, damage: str) -> None:
     make()[0].save(tmp_path / "index")
@@ -316,3 +316,31 @@ def test_vectors_whose_products_are_not_finite_are_refused() -> None:
     for refused in (lambda: Index.build(np.eye(2) * 1e20), lambda: index.search(np.ones(2) * 1e20, 1)):
         with pytest.raises(SearchError, match=r"must hold numbers of up to 1e\+15"):
             refused()
+
+
+@pytest.mark.parametrize("manifest", [None, b"{}", b"not JSON"])
+def test_folders_of_the_user_beside_an_index_are_kept(tmp_path: Path, manifest: bytes | None) -> None:
+    """Issue 34, 1.4: every folder named `data-...` was taken for the index's own and deleted."""
+    photos = tmp_path / "out" / "data-20240101"
+    photos.mkdir(parents=True)
+    (photos / "1.jpg").write_bytes(b"a picture")
+    if manifest is not None:
+        (tmp_path / "out" / "manifest.json").write_bytes(manifest)
+    with pytest.raises(SearchError, match="It holds 'data-20240101'"):
+        make()[0].save(tmp_path / "out")
+    assert (photos / "1.jpg").read_bytes() == b"a picture"
+    make()[0].save(tmp_path / "index")
+    photos.rename(tmp_path / "index" / "data-20240101")
+    for _ in range(2):
+        Index.load(tmp_path / "index").save(tmp_path / "index")
+    assert (tmp_path / "index" / "data-20240101" / "1.jpg").read_bytes() == b"a picture"
+    assert len(list((tmp_path / "index").iterdir())) == 3
+
+
+def test_a_file_of_the_user_inside_the_data_folder_is_kept(tmp_path: Path) -> None:
+    make()[0].save(tmp_path / "index")
+    note = tmp_path / "index" / manifest_of(tmp_path / "index")["data"] / "notes.txt"
+    note.write_text("mine")
+    make()[0].save(tmp_path / "index")
+    assert note.read_text() == "mine"
+    assert [path.name for path in note.parent.iterdir()] == ["notes.txt"]

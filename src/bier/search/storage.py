@@ -2,6 +2,7 @@
 
     FOLDER/manifest.json            format, kind, groups, and the size and checksum of every file; names the data folder
     FOLDER/data-XXXXXXXX/
+        bier-index.json             the name of this data folder: only a folder with it is ever removed
         learner-1.npy ...           the float vectors, one matrix per learner, memory-mapped; or else
         int8.faiss                  the vectors with a byte per dimension
         entries.json                ids, labels, metadata, removed rows
@@ -12,10 +13,10 @@ processes that save at once, one is told to wait.
 """
 
 import json
+import re
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -32,10 +33,12 @@ FORMAT = "bier-index"
 VERSION = 2  # 1 has float vectors only, and is still written for them
 MANIFEST = "manifest.json"
 MOST_EFFORT = 2**16  # faiss takes memory in proportion
-_DATA = "data-"
+_DATA = re.compile(r"data-[0-9a-f]{8}")
+_MARK = "bier-index.json"
 _LARGE = 2**26  # bytes: reading such a file for its checksum at every start would take noticeable time
 _BLOCK_ROWS = 2**14
 _INT8, _BITS = "int8.faiss", "binary.faiss"
+_OURS = re.compile(r"learner-\d+\.npy|(int8|graph|binary)\.faiss|(entries|manifest|bier-index)\.json")
 
 
 class _FileStamp(BaseModel):
@@ -82,9 +85,10 @@ def locked(folder: Path) -> Iterator[None]:
 def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str, Any], precision: str) -> None:
     """Write the index into a folder that is locked."""
     old = _old_data(folder)
-    data = folder / f"{_DATA}{secrets.token_hex(4)}"
+    data = folder / f"data-{secrets.token_hex(4)}"
     try:
         data.mkdir()
+        (data / _MARK).write_bytes(_json({"format": FORMAT, "data": data.name}))
         _write_data(data, parts, precision)
         files.flush_files(data)
         stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
@@ -109,9 +113,9 @@ def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str,
         raise SearchError(f"The index could not be written to {folder}: {files.reason(error)}.") from error
     finally:
         if not _names(folder, data):
-            shutil.rmtree(data, ignore_errors=True)
+            _remove(data)
     for left in old:
-        shutil.rmtree(left, ignore_errors=True)
+        _remove(left)
 
 
 def load(folder: Path, mmap: bool = True, verify: bool | None = None) -> tuple[Parts, _Manifest]:
@@ -270,16 +274,42 @@ def _check(path: Path, stamp: _FileStamp, verify: bool | None) -> None:
 
 
 def _old_data(folder: Path) -> list[Path]:
-    """The data folders of an index that is about to be replaced; an error if it holds anything else."""
+    """The data folders of an index that is about to be replaced; an error if the folder is not ours to write to."""
     if not folder.exists():
         return []
     if not folder.is_dir():
         raise SearchError(f"An index is a folder. {folder} is a file; choose another place.")
-    inside = list(folder.iterdir())
-    others = [one.name for one in inside if one.name not in (MANIFEST, files.LOCK) and not one.name.startswith(_DATA)]
-    if others:
-        raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {sorted(others)[0]!r}.")
-    return [one for one in inside if one.is_dir()]
+    inside = sorted(folder.iterdir())
+    try:
+        manifest = read_manifest(folder)
+        files.check_record(manifest, old=_KEYS)
+        named = Path(_Manifest(**manifest).data).name
+    except (SearchError, ValueError):  # none, or damaged; pydantic's error is a ValueError
+        named = None
+    ours = [one for one in inside if _DATA.fullmatch(one.name) and (one.name == named or _is_marked(one))]
+    others = [one.name for one in inside if one.name not in (MANIFEST, files.LOCK) and one not in ours]
+    if others and named is None:
+        raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {others[0]!r}.")
+    return ours
+
+
+def _is_marked(data: Path) -> bool:
+    """Whether a save has made this folder under this name, or was killed before it wrote anything into it."""
+    try:
+        if not any(data.iterdir()):
+            return True
+        return bool(_read_json(data / _MARK)["data"] == data.name)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _remove(data: Path) -> None:
+    """Remove a data folder, unless it holds something that is not of an index."""
+    with suppress(OSError):
+        for file in data.iterdir():
+            if _OURS.fullmatch(file.name):
+                file.unlink()
+        data.rmdir()
 
 
 def _names(folder: Path, data: Path) -> bool:
