@@ -44,15 +44,11 @@ def test_the_site_builds_strictly_with_every_command_and_name(tmp_path: Path) ->
         assert f'id="{line}"' in (tmp_path / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_lines_are_wrapped_and_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    prose = [line for line in outside.splitlines() if not line.startswith(("|", "    ", "<"))]
-    if page.name != "results.md":  # parts of it are written by `bier paper show`
-        assert [line for line in prose if len(line) > 100] == []
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
-        assert (page.parent / target).exists(), target
+def test_links_lead_somewhere() -> None:
+    """Of the pages too that mkdocs does not build."""
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page.name, target)
 
 
 def test_security_shows_the_figures_of_the_reliability_suite() -> None:

@@ -6,7 +6,7 @@ import shlex
 import socket
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -54,16 +54,6 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def a_shop(photos: None) -> None:
     """runs/shop, trained on them for a moment."""
     bier.train(bier.resolve("a-bier", "folder", {"data.root": "photos", **SMALL}), "runs/shop")
-
-
-def test_the_readme_fits_a_screen() -> None:
-    """One sentence, one picture, three commands and one table before the first heading; then the two of developers."""
-    first, developers, *_ = TEXT.split("\n## ")
-    assert first.count("<img") == TEXT.count("<img") == 1
-    assert len(re.findall("^    ", first, flags=re.MULTILINE)) == 3
-    assert first.count("|---") == 3
-    assert LINES[3:] == ["make demo", "make test"] == re.findall("make [a-z]+", developers)
-    assert len(TEXT.splitlines()) < 60
 
 
 def test_the_table_has_the_figures_of_the_results() -> None:
@@ -116,13 +106,10 @@ def test_the_make_targets_exist() -> None:
         assert f"\n{target}:" in makefile
 
 
-def test_there_is_code() -> None:
-    assert len(BLOCKS) == 3
-
-
-@pytest.mark.parametrize("code", BLOCKS)
-def test_the_code_runs(code: str, a_shop: None) -> None:
-    exec(compile(code, "from-python.md", "exec"), {})
+def test_the_code_runs(a_shop: None) -> None:
+    assert BLOCKS
+    for code in BLOCKS:
+        exec(compile(code, "from-python.md", "exec"), {})
 
 
 def commands() -> dict[str, str]:
@@ -146,15 +133,18 @@ def commands() -> dict[str, str]:
 DOCUMENTS = [README, *sorted((README.parent / "docs").glob("*.md"))]
 
 
-def test_there_are_commands() -> None:
-    assert len(commands()) > 30
-
-
-@pytest.mark.parametrize("line", commands())
-def test_commands_are_accepted(line: str) -> None:
+def test_commands_are_accepted() -> None:
     """Names, options and types; nothing is run."""
-    words = with_ray_address(shlex.split(line, comments=True)[1:])
+    assert len(commands()) > 30
     command = typer.main.get_command(app)
+    for line, place in commands().items():
+        try:
+            parse(command, with_ray_address(shlex.split(line, comments=True)[1:]))
+        except Exception as error:
+            pytest.fail(f"{place}: {line}: {error}")
+
+
+def parse(command: Any, words: list[str]) -> None:
     context = command.make_context("bier", words[:1])
     while hasattr(command, "resolve_command"):
         name, command, words = command.resolve_command(context, words)
