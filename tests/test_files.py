@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from bier import files
+from bier import files, folders
 from bier.errors import BusyError, WriteError
 
 Aside = Callable[[Path], AbstractContextManager[Path]]
@@ -229,7 +229,7 @@ def test_one_holds_the_lock_and_the_other_says_so(tmp_path: Path) -> None:
 DIES = """
 import os, sys
 from pathlib import Path
-from bier import files
+from bier import files, folders
 target, moment = Path(sys.argv[1]), sys.argv[2]
 rename = Path.rename
 def renamed(path, to):
@@ -259,6 +259,110 @@ def test_what_a_killed_process_leaves_is_found(tmp_path: Path, moment: str) -> N
         put_folder(aside)
         assert sorted(tmp_path.iterdir()) == sorted([target, aside])  # what the other left is gone, ours is not
     assert list(tmp_path.iterdir()) == [target]
+
+
+def fill(folder: Path, **content: str) -> None:
+    """Write a folder of ours with these files."""
+    with folders.own_folder(folder, "report") as aside:
+        for name, text in content.items():
+            (aside / name).write_text(text)
+
+
+def held(folder: Path) -> dict[str, str]:
+    found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {name: text for name, text in found.items() if name != folders.RECORD}
+
+
+def test_a_folder_of_ours_leaves_the_files_of_others(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    fill(folder, page="first", old="first")
+    fill(folder, page="second", old="second")
+    assert held(folder) == {"page": "second", "old": "second"}
+    assert folders.folder_kind(folder) == "report"
+    (folder / "notes.txt").write_text("mine")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "1.jpg").write_text("mine")
+    theirs = {"notes.txt": "mine", "mine/1.jpg": "mine"}
+    fill(folder, page="third", new="third")
+    assert held(folder) == {**theirs, "page": "third", "new": "third"}
+    (folder / "new").unlink()
+    fill(folder, page="fourth")
+    assert held(folder) == {**theirs, "page": "fourth"}
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+
+    def refused(words: str, **content: str) -> None:
+        before = held(tmp_path)
+        with pytest.raises(WriteError, match=words) as error:
+            fill(folder, **(content or {"page": "new"}))
+        assert "\n" not in str(error.value)
+        assert held(tmp_path) == before
+        assert not [path for path in tmp_path.iterdir() if path != folder]
+
+    folder.write_text("a file")
+    refused("must be a folder. Got .*report, which is a file")
+    folder.unlink()
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine")
+    refused("must be new, empty or an earlier report. It holds 'thesis.txt'")
+    (folder / folders.RECORD).write_text("no record")
+    refused("must be new, empty or an earlier report")
+    for name in ("thesis.txt", folders.RECORD):
+        (folder / name).unlink()
+    fill(folder, page="first")
+    (folder / "picture").write_text("mine")
+    refused("picture must be a file that bier wrote", page="new", picture="new")
+    (folder / "page").write_text("corrected by hand")
+    refused("page was changed since it was written")
+    with pytest.raises(WriteError, match=r"an earlier audit\. It holds a report"):
+        folders.check_own_folder(folder, "audit")
+    assert folders.folder_kind(tmp_path) is None
+
+
+def test_a_record_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+    fill(tmp_path / "report", page="first")
+    (tmp_path / "thesis").write_text("mine")
+    record = json.loads((tmp_path / "report" / folders.RECORD).read_text())
+    record["files"]["../thesis"] = [files.checksum(tmp_path / "thesis")]
+    (tmp_path / "report" / folders.RECORD).write_text(json.dumps(record))
+    with pytest.raises(WriteError, match="must be new, empty"):
+        fill(tmp_path / "report", page="second")
+    assert (tmp_path / "thesis").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_a_folder_of_ours_can_be_written_again_after_any_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Stopped at each rename in turn, beside a file of another's: all files are complete, and all are replaced next."""
+    folder = tmp_path / "report"
+    moves = [Path.replace, Path.rename]
+    for stop in range(1, 8):
+        fill(folder, page="old", gone="old")
+        (folder / "notes.txt").write_text("mine")
+        with monkeypatch.context() as patch:
+            left = [stop]
+
+            def stopped(move: Callable[[Path, Path], Path], path: Path, to: Path, left: list[int] = left) -> Path:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise error
+                return move(path, to)
+
+            for move in moves:
+                patch.setattr(Path, move.__name__, lambda path, to, move=move: stopped(move, path, to))
+            try:
+                fill(folder, page="new", more="new")
+            except (WriteError, KeyboardInterrupt):
+                assert left[0] == 0
+        assert set(held(folder).values()) <= {"old", "new", "mine"}
+        assert held(folder)["page"] in ("old", "new")
+        fill(folder, page="newest")
+        assert held(folder) == {"page": "newest", "notes.txt": "mine"}
+        assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_what_another_living_process_writes_is_left_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import bier
 ROOT = Path(bier.__file__).parent
 
 LAYERS = [
-    {"errors", "files", "memory", "distributed"},
+    {"errors", "files", "folders", "memory", "distributed"},
     {"config", "method", "images"},
     {"data", "models", "search"},
     {"evaluate"},
@@ -20,7 +20,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The config takes its defaults from the method; a file that cannot be written is an error for the user.
-SAME_LAYER = {("config", "method"), ("files", "errors")}
+SAME_LAYER = {("config", "method"), ("files", "errors"), ("folders", "files"), ("folders", "errors")}
 FORBIDDEN = {("web", "training"), ("search", "method")}
 METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
 

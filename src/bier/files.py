@@ -21,7 +21,7 @@ import shutil
 import socket
 import stat
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -393,7 +393,7 @@ def write(path: Path, content: bytes) -> None:
 @contextmanager
 def file_aside(path: Path) -> Iterator[Path]:
     """A file beside `path` to write, which takes its place at the end of the block. A failure leaves nothing of it."""
-    path = _linked(path)
+    path = linked(path)
     remove_leftovers(path)
     aside = _beside(path, "new")
     try:
@@ -408,12 +408,13 @@ def file_aside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def folder_aside(path: Path) -> Iterator[Path]:
+def folder_aside(path: Path, put: Callable[[Path, Path], None] | None = None) -> Iterator[Path]:
     """As `file_aside` for a new folder of files. A folder that is there is removed when the new one has its name.
 
     A kill between the two renames leaves the old one under another name; `restore` brings it back.
+    put: called with the folder aside and `path` to do this in another way.
     """
-    path = _linked(path)
+    path = linked(path)
     restore(path)
     remove_leftovers(path)
     aside = _beside(path, "new")
@@ -422,13 +423,13 @@ def folder_aside(path: Path) -> Iterator[Path]:
             aside.mkdir(parents=True)
             yield aside
             flush_files(aside)
-            _exchange(aside, path)
+            (put or exchange)(aside, path)
             flush_folder(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _linked(path: Path) -> Path:
+def linked(path: Path) -> Path:
     """Where a link leads: it may be there because this disk has no room, and must not be replaced by a file."""
     try:
         return path.resolve() if path.is_symlink() else path
@@ -436,7 +437,7 @@ def _linked(path: Path) -> Path:
         return path
 
 
-def _exchange(aside: Path, path: Path) -> None:
+def exchange(aside: Path, path: Path) -> None:
     if not path.exists():
         aside.rename(path)
         return

@@ -58,10 +58,32 @@ def test_faults_of_drawn_pictures(cli: Cli, photos: Path, tmp_path: Path) -> Non
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(result["counts"].values())
     assert {Path(path).name for path in result["written"]} >= {"findings.csv", "wrong-label.png"}
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / "leak.png").write_bytes(b"mine")
     code, out, err = cli(*arguments)
     assert (code, out) == (0, "")
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "out" / "leak.png").read_bytes() == b"mine"
     for text in ("duplicate-in-class", "the same picture twice in a class", "kind 4/wrong.png", "52 images", "leak"):
         assert text in err
+
+
+def test_other_files_are_left_alone(cli: Cli, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "audit"
+    out.mkdir()
+    (out / "findings.csv").write_text("my own table")
+    arguments = ("data", "audit", "--data", "folder", "--root", photos, "--out", out)
+    code, _, err = cli(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "must be new, empty or an earlier audit. It holds 'findings.csv'" in err
+    assert (out / "findings.csv").read_text() == "my own table"
+    (out / "findings.csv").unlink()
+    assert cli(*arguments)[0] == 0
+    (out / "findings.csv").write_text("with my remarks")
+    code, _, err = cli(*arguments)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "findings.csv was changed since it was written" in err
+    assert (out / "findings.csv").read_text() == "with my remarks"
 
 
 def test_a_leak_depends_on_the_split(cli: Cli, photos: Path) -> None:
@@ -92,7 +114,7 @@ def _holds_one(photos: Path, seed: int) -> Iterator[bool]:
     ("arguments", "message"),
     [
         (("--data", "folder", "--root", "/nowhere"), "/nowhere"),
-        (("--out", __file__), "'--out' option must be a folder"),
+        (("--out", __file__), "which is a file"),
         (("--backbone", "conv4"), "'conv4' has no pretrained weights"),
         (("--backbone", "efficientnet_lite9"), "Did you mean"),
     ],

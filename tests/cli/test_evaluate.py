@@ -106,6 +106,27 @@ def test_the_untrained_backbone_of_a_run_is_computed_once(
     assert encoded[3:] == ["a-bier", "untrained", "a-bier", "untrained"]
 
 
+def test_a_report_leaves_the_files_of_others(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    assert cli("evaluate", runs / "a-bier", "--report", report)[0] == 0
+    (report / "mine").mkdir()
+    (report / "notes.txt").write_text("mine")
+    (report / "mine" / "1.jpg").write_text("mine")
+    (report / "similarities.png").unlink()
+    assert cli("evaluate", runs / "baseline", "--report", report, "--no-untrained")[0] == 0
+    assert (report / "notes.txt").read_text() == (report / "mine" / "1.jpg").read_text() == "mine"
+    assert "baseline" in (report / "index.html").read_text()
+    assert (report / "similarities.png").is_file()
+    assert not (report / "learner-correlation.png").exists()
+
+    other = tmp_path / "site"
+    other.mkdir()
+    (other / "index.html").write_bytes("<p>Caf\u00e9</p>".encode("latin-1"))
+    code, _, said = cli("evaluate", runs / "a-bier", "--report", other)
+    assert (code, said.count("\n")) == (2, 1)
+    assert "must be new, empty or an earlier report. It holds 'index.html'" in said
+
+
 def test_a_report_is_written(cli: Cli, runs: Path, tmp_path: Path) -> None:
     code, out, said = cli("evaluate", runs / "a-bier")
     assert (code, out) == (0, "")

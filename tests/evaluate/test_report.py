@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bier.errors import DataError
+from bier.errors import DataError, WriteError
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.evaluate.report import write_report
+from bier.folders import RECORD
 
 GROUPS = (4, 6, 10)
 
@@ -68,7 +69,7 @@ def test_every_picture_is_a_file_with_an_alternative_text(report):
     parsed = Page(text)
     assert parsed.open == []
     names = {path.name for path in page.parent.iterdir()}
-    assert names == {"index.html", *parsed.images}
+    assert names == {"index.html", RECORD, *parsed.images}
     assert set(parsed.links) == set(parsed.images)
     assert all(len(alt) > 20 for alt in parsed.images.values())
     assert {"recall", "training", "feature-correlation", "learner-correlation", "similarities", "learners"} <= {
@@ -110,9 +111,9 @@ def test_an_earlier_report_is_replaced_whole(tmp_path):
 
 def test_other_peoples_files_are_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(DataError, match="other files"):
+    with pytest.raises(WriteError, match=r"It holds 'thesis\.txt'"):
         write_report(tmp_path, evaluated([20]))
-    with pytest.raises(DataError, match="is a file"):
+    with pytest.raises(WriteError, match="is a file"):
         write_report(tmp_path / "thesis.txt", evaluated([20]))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

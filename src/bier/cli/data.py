@@ -25,7 +25,8 @@ from bier.cli.terminal import (
     untrained,
 )
 from bier.errors import DataError
-from bier.files import file_aside, printable
+from bier.files import file_aside, printable, writing
+from bier.folders import check_own_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -179,17 +180,16 @@ def audit(
     bier data audit --data table --root shop.csv --split inside --json
     """
     from bier.data import load
-    from bier.evaluate.audit import FINDINGS, ON_A_SHEET, audit_dataset
+    from bier.evaluate.audit import AUDIT, FINDINGS, ON_A_SHEET, audit_dataset
     from bier.models.model import load as load_model
 
     start = perf_counter()
     check_root(data, root)
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
-    if out is not None and not out.is_dir():
-        try:  # before minutes of work
-            out.mkdir(parents=True)
-        except OSError as error:
-            raise DataError(f"The '--out' option must be a folder. Got {out} instead: {error.strerror}.") from error
+    if out is not None:  # before minutes of work
+        check_own_folder(out, AUDIT)
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
     with progress_bar() as bar:
         model = load_model(untrained(backbone or "efficientnet_lite0"))
         done = audit_dataset(model, dataset, cache, progress=follow_steps(bar))

@@ -110,6 +110,8 @@ def evaluate(
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
     if report is not None and len(models) > 1:
         raise ConfigError("--report goes with one run or model at a time.")
+    if report is not None:
+        _check_report(report)
     if embeddings is not None:
         _show({str(embeddings): _measure_file(embeddings, rerank or [], report)}, as_json)
         return
@@ -121,6 +123,8 @@ def evaluate(
             place = report
             if place is None and isinstance(run, Path) and (run / "config.toml").is_file():
                 place = run / "report"
+                if not no_report and len(models) == 1:
+                    _check_report(place)
             found[str(run)] = _measure(
                 run,
                 data,
@@ -205,6 +209,13 @@ def _untrained(bar: "Progress", run: Path, dataset: "Dataset", options: Mapping[
         except ModelError as error:  # its weights are a file that may have been removed
             say(f"Without the untrained backbone: {error}")
             return None
+
+
+def _check_report(folder: Path) -> None:
+    """Before minutes of encoding."""
+    from bier.folders import check_own_folder
+
+    check_own_folder(folder, "report")
 
 
 def _check_rerank(names: Sequence[str]) -> None:

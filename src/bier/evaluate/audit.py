@@ -24,12 +24,14 @@ from bier.data.sheet import SheetRow, draw_rows
 from bier.errors import DataError
 from bier.evaluate.recall import nearest
 from bier.files import printable
+from bier.folders import own_folder
 from bier.images import ImageDataset, default_workers, open_image
 from bier.images.copies import COPY, SIDE, likeness, thumbnail
 from bier.images.dataset import run_in_threads
 from bier.images.decode import box_of
 from bier.models.model import Model
 
+AUDIT = "audit"  # the kind of the folder that is written
 TINY_SIDE = 32  # pixels of the longer side; smaller images are reported
 CLOSE = 3  # images of a class whose mean similarity says how near the class is
 LEAK, ACROSS, INSIDE = "leak", "duplicate-across-classes", "duplicate-in-class"
@@ -125,23 +127,19 @@ class Audit:
 
     def write(self, folder: Path, root: Path | None = None) -> list[Path]:
         """`findings.csv` and a sheet of pictures for each finding that can be shown; their paths."""
-        folder.mkdir(parents=True, exist_ok=True)
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, COLUMNS)
         table.writeheader()
         table.writerows(self.described(one, root) for one in self.findings)
-        written = [folder / "findings.csv"]
-        files.write(written[0], text.getvalue().encode())
-        for name in FINDINGS:
-            sheet = folder / f"{name}.png"
-            shown = [one for one in self.of(name) if one.shown]
-            if shown:
-                with files.file_aside(sheet) as aside:
-                    self._sheet(name, shown).save(aside, format="PNG")
-                written.append(sheet)
-            else:
-                sheet.unlink(missing_ok=True)  # of an earlier audit
-        return written
+        with own_folder(folder, AUDIT) as aside:
+            written = [aside / "findings.csv"]
+            written[0].write_bytes(text.getvalue().encode())
+            for name in FINDINGS:
+                shown = [one for one in self.of(name) if one.shown]
+                if shown:
+                    written.append(aside / f"{name}.png")
+                    self._sheet(name, shown).save(written[-1])
+        return [folder / file.name for file in written]
 
     def _sheet(self, name: str, findings: Sequence[Finding]) -> Any:
         some = findings[:ON_A_SHEET]

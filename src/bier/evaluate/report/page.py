@@ -9,7 +9,6 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure as Chart
 
 import bier
-from bier.errors import DataError
 from bier.evaluate.correlation import feature_correlation_matrix, similarity_distribution
 from bier.evaluate.ensemble import EnsembleResult
 from bier.evaluate.report.figures import (
@@ -24,9 +23,10 @@ from bier.evaluate.report.figures import (
 )
 from bier.evaluate.report.pictures import ImageOf, Picture, choose_pictures, draw_picture
 from bier.evaluate.verification import found_on
-from bier.files import folder_aside
+from bier.folders import own_folder
 
 PAGE = "index.html"
+REPORT = "report"  # the kind of its folder
 MISSING = "–"
 
 
@@ -79,15 +79,14 @@ def write_report(
     `measured` says what was measured: data set, part, images, classes. `metrics` are the rows of `metrics.jsonl`.
     `images` gives a query's picture by its row (`gallery_images` those of the gallery, by default the same).
     `comparison` names other results to set beside this one. `kept` is what the model keeps about its threshold,
-    `reranked` what `bier evaluate --json` says about re-ranking. What is not given is left out. The folder is written
-    aside and renamed, so that it is complete or absent; an earlier report there is replaced, anything else is not.
+    `reranked` what `bier evaluate --json` says about re-ranking. What is not given is left out. An earlier
+    report in the folder is replaced, anything else is not, see `own_folder`.
     """
     folder = Path(folder)
-    _check_replaceable(folder)
     others = comparison or {}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    with folder_aside(folder) as aside:
+    with own_folder(folder, REPORT) as aside:
         html = template.render(
             title=title,
             version=bier.__version__,
@@ -104,17 +103,6 @@ def write_report(
         )
         (aside / PAGE).write_text(html, encoding="utf-8")
     return folder / PAGE
-
-
-def _check_replaceable(folder: Path) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise DataError(f"The report's folder must be a folder. Got {folder}, which is a file.")
-    page = folder / PAGE
-    ours = page.is_file() and '<meta name="generator" content="bier">' in page.read_text(encoding="utf-8")
-    if not ours and any(folder.iterdir()):
-        raise DataError(f"The report's folder must be new, empty or an earlier report. Got {folder} with other files.")
 
 
 def _tiles(result: EnsembleResult, comparison: Mapping[str, EnsembleResult]) -> list[Tile]:
