@@ -69,7 +69,9 @@ def _empty_store() -> dict[str, Any]:
 
 
 def gather(local: Tensor) -> Tensor:
-    """The rows of all processes in the order of their ranks: (b, ...) -> (world b, ...), with gradients.
+    """The rows of all processes in the order of their ranks: (b, ...) -> (sum of b, ...), with gradients.
+
+    Processes may bring different numbers of rows, as the last batches of a loader without `drop_last` do.
 
     Every process computes the same loss from the gathered rows. On the way back each row collects the gradient of
     all those copies, which is `world` times its true one; DistributedDataParallel then averages over processes, and
@@ -78,28 +80,38 @@ def gather(local: Tensor) -> Tensor:
     if world() == 1:
         return local
     if not local.is_floating_point():
-        return _gathered(local)
-    rows: Tensor = _Gather.apply(local)
+        return _gathered(local, _row_counts(local))
+    rows: Tensor = _Gather.apply(local, _row_counts(local))
     return rows
 
 
-def _gathered(local: Tensor) -> Tensor:
-    rows = [torch.empty_like(local) for _ in range(world())]
-    dist.all_gather(rows, local.contiguous())
-    return torch.cat(rows)
+def _row_counts(local: Tensor) -> list[int]:
+    """How many rows each process has."""
+    counts = [torch.zeros(1, dtype=torch.int64, device=local.device) for _ in range(world())]
+    dist.all_gather(counts, torch.tensor([len(local)], device=local.device))
+    return [int(count) for count in counts]
+
+
+def _gathered(local: Tensor, counts: Sequence[int]) -> Tensor:
+    """Processes with fewer rows than others pad theirs: the collective takes tensors of one shape only."""
+    padded = local.new_zeros(max(counts), *local.shape[1:])
+    padded[: len(local)] = local
+    rows = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(rows, padded)
+    return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
-        ctx.count = len(local)
-        return _gathered(local)
+    def forward(ctx: Any, local: Tensor, counts: list[int]) -> Tensor:
+        ctx.start, ctx.count = sum(counts[: rank()]), len(local)
+        return _gathered(local, counts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         gradient = gradient.clone(memory_format=torch.contiguous_format)  # another node may hold the same tensor
         dist.all_reduce(gradient)  # the sum over the copies of the loss
-        return gradient[rank() * ctx.count : (rank() + 1) * ctx.count]
+        return gradient[ctx.start : ctx.start + ctx.count], None
 
 
 def barrier() -> None:
@@ -159,10 +171,6 @@ def sharded(
     """The rows that `compute` gives for all numbers, each process computing its share: (N, d) on every process."""
     if world() == 1:
         return compute(numbers)
-    shares = np.array_split(numbers, world())
-    mine = torch.from_numpy(compute(shares[rank()]))
-    longest = max(map(len, shares))
-    padded = torch.zeros(longest, mine.shape[1])
-    padded[: len(mine)] = mine
-    rows = _gathered(padded[None])  # (world, longest, d)
-    return np.concatenate([part[: len(share)].numpy() for part, share in zip(rows, shares, strict=True)])
+    local = torch.from_numpy(compute(np.array_split(numbers, world())[rank()]))
+    rows: NDArray[np.float32] = _gathered(local, _row_counts(local)).numpy()
+    return rows

@@ -137,7 +137,7 @@ def test_any_whole_number_is_a_label() -> None:
 @pytest.mark.parametrize("labels", [torch.zeros(6).long(), torch.zeros(7), torch.zeros(7, 1).long()])
 def test_labels_of_wrong_shape_or_type(labels: Tensor) -> None:
     classifier, z, _ = setting()
-    with pytest.raises(DataError, match=r"one integer label for each of the 7 images. Got torch"):
+    with pytest.raises(DataError, match=r"one integer label for each of the 7 embeddings. Got torch"):
         classifier(z, labels)
 
 
@@ -152,11 +152,11 @@ def test_other_errors() -> None:
             classifier(wrong, labels[: len(wrong)])
     with pytest.raises(DataError, match=r"NaN or infinite"):
         classifier(z.detach() * float("nan"), labels)
-    with pytest.raises(ConfigError, match=r"'classes' parameter must be at least 2. Got 1"):
+    with pytest.raises(ConfigError, match=r"'classes' parameter must be a whole number of at least 2. Got 1"):
         BoostedClassifier(GROUPS, 1)
     with pytest.raises(ConfigError, match=r"'groups' parameter"):
         BoostedClassifier((), 3)
-    with pytest.raises(ConfigError, match=r"'dropout' parameter must be at least 0 and below 1. Got 1.5"):
+    with pytest.raises(ConfigError, match=r"'dropout' parameter must be a number of at least 0 and below 1. Got 1.5"):
         BoostedClassifier(GROUPS, 3, dropout=1.5)
-    with pytest.raises(ConfigError, match=r"'boosting' parameter must be 'eta' or 'gradient' here. Got 'shrinkage'"):
+    with pytest.raises(ConfigError, match=r"'boosting' parameter must be one of eta, gradient. Got 'shrinkage'"):
         BoostedClassifier(GROUPS, 3, boosting="shrinkage")

@@ -39,17 +39,17 @@ def test_one_learner_has_nothing_in_common_with_others(make: Kind) -> None:
 
 @pytest.mark.parametrize("make", KINDS)
 def test_bad_settings(make: Kind) -> None:
-    with pytest.raises(ConfigError, match=r"'reduction' parameter must be 'sum' or 'mean'. Got 'max'"):
+    with pytest.raises(ConfigError, match=r"'reduction' parameter must be one of sum, mean. Got 'max'"):
         make(GROUPS, reduction="max")  # type: ignore[arg-type]
     for lambda_w in (-1.0, float("nan")):
-        with pytest.raises(ConfigError, match=rf"'lambda_w' parameter must be at least 0. Got {lambda_w}"):
+        with pytest.raises(ConfigError, match=rf"'lambda_w' parameter must be a number of at least 0. Got {lambda_w}"):
             make(GROUPS, lambda_w=lambda_w)
     with pytest.raises(ConfigError, match=r"'groups' parameter"):
         make((2, 0))
 
 
 def test_bad_hidden_size() -> None:
-    with pytest.raises(ConfigError, match=r"'hidden' parameter must be at least 1. Got 0"):
+    with pytest.raises(ConfigError, match=r"'hidden' parameter must be a whole number of at least 1. Got 0"):
         AdversarialLoss(GROUPS, hidden=0)
 
 
@@ -70,7 +70,7 @@ def test_features_that_are_not_finite(make: Kind) -> None:
 
 @pytest.mark.parametrize("make", KINDS)
 def test_an_ensemble_of_other_groups(make: Kind) -> None:
-    with pytest.raises(ConfigError, match=r"made for groups \(2, 3, 4\). Got an ensemble of \(4, 5\)"):
+    with pytest.raises(ConfigError, match=r"EmbeddingEnsemble of the groups \(2, 3, 4\). Got \(4, 5\)"):
         make(GROUPS)(EmbeddingEnsemble(6, (4, 5)), torch.zeros(3, 6))
 
 

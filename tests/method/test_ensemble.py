@@ -135,7 +135,7 @@ def test_bad_groups(groups: object) -> None:
 
 def test_other_errors() -> None:
     ensemble = EmbeddingEnsemble(5, GROUPS)
-    with pytest.raises(ConfigError, match=r"'in_features' parameter must be at least 1. Got 0"):
+    with pytest.raises(ConfigError, match=r"'in_features' parameter must be a whole number of at least 1. Got 0"):
         EmbeddingEnsemble(0, GROUPS)
     with pytest.raises(ConfigError, match=r"'weighting' parameter .* Got 'beta'"):
         ensemble.vector(raw(), "beta")  # type: ignore[arg-type]
@@ -143,5 +143,5 @@ def test_other_errors() -> None:
         with pytest.raises(ConfigError, match=f"between 1 and 3. Got {learners}"):
             ensemble.vector(raw(), learners=learners)  # type: ignore[arg-type]
     for z in (torch.zeros(3, 8), torch.zeros(9)):
-        with pytest.raises(DataError, match=r"shape \(N, 9\). Got"):
+        with pytest.raises(DataError, match=r"shape \(B, 9\). Got"):
             ensemble.split(z)

@@ -21,5 +21,5 @@ def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
     apart = {case: differences.pop(case) for case in list(differences) if "apart" in case}
     assert len(apart) == 4
     assert min(apart.values()) > 1e-3
-    assert len(differences) == 22
+    assert len(differences) == 44
     assert {case: value for case, value in differences.items() if not value <= 1e-9} == {}

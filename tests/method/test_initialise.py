@@ -140,7 +140,7 @@ def test_features_keep_no_gradient_and_w_keeps_its_own() -> None:
 
 @pytest.mark.parametrize("features", [torch.zeros(5, 63), torch.zeros(64), torch.zeros(0, 64)])
 def test_bad_features(features: Tensor) -> None:
-    with pytest.raises(DataError, match=r"features of shape \(N, 64\). Got"):
+    with pytest.raises(DataError, match=r"features of shape \(B, 64\). Got"):
         initialise(EmbeddingEnsemble(64, GROUPS), features, ActivationLoss(GROUPS))
 
 
@@ -148,9 +148,9 @@ def test_other_errors() -> None:
     ensemble = EmbeddingEnsemble(64, GROUPS)
     with pytest.raises(DataError, match=r"NaN or infinite"):
         initialise(ensemble, torch.full((5, 64), float("nan")), ActivationLoss(GROUPS))
-    with pytest.raises(ConfigError, match=r"'steps' parameter of initialise must be at least 1. Got 0"):
+    with pytest.raises(ConfigError, match=r"'steps' parameter must be a whole number of at least 1. Got 0"):
         initialise(ensemble, make_features(), ActivationLoss(GROUPS), steps=0)
-    with pytest.raises(ConfigError, match=r"'batch_size' parameter of initialise must be at least 1. Got -1"):
+    with pytest.raises(ConfigError, match=r"'batch_size' parameter must be a whole number of at least 1. Got -1"):
         initialise(ensemble, make_features(), ActivationLoss(GROUPS), batch_size=-1)
-    with pytest.raises(ConfigError, match=r"made for groups"):
+    with pytest.raises(ConfigError, match=r"EmbeddingEnsemble of the groups"):
         initialise(ensemble, make_features(), ActivationLoss((24, 24)))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bier.distributed import gather
 from bier.errors import ConfigError, DataError
 from bier.method import defaults, equations
-from bier.method.ensemble import checked_groups
+from bier.method.checks import check_choice, check_finite, check_labels, check_rows, checked_groups
 from bier.method.equations import running_score
 from bier.method.library import LibraryLoss, is_from_library
 from bier.method.losses import BinomialDeviance, pair_weight, triplet_weight
@@ -45,9 +45,9 @@ class BoostedLoss(nn.Module):
             running score. `shrinkage` is the form in the authors' code, Eq. (7b), for binomial deviance only.
             `gradient` weights no pairs and trains learner m with the gradient of the loss at the running score, Eq.
             (7c); a loss of pytorch-metric-learning on the whole similarity matrix is boosted in this way by `eta` too.
-        gather_distributed: compute the loss over the batches of all processes of the default process group. Each
-            process must bring the same number of images; inside DistributedDataParallel the gradients are then those of
-            one process with the whole batch.
+        gather_distributed: compute the loss over the batches of all processes of the default process group, which may
+            differ in size; inside DistributedDataParallel the gradients are then those of one process with the whole
+            batch.
         shrinkage: nu of Eq. (7b).
         miner: a miner of pytorch-metric-learning, for a loss of that library.
 
@@ -83,10 +83,8 @@ class BoostedLoss(nn.Module):
         self.groups = checked_groups(groups)
         self.loss: Any = BinomialDeviance() if loss is None else loss
         self.boost = boost
-        if boosting not in get_args(defaults.Boosting):
-            raise ConfigError(
-                f"The 'boosting' parameter must be one of {get_args(defaults.Boosting)}. Got {boosting!r} instead."
-            )
+        check_choice("boosting", boosting, get_args(defaults.Boosting))
+        _check_loss(self.loss)
         if boosting == "shrinkage" and not callable(getattr(self.loss, "evidence", None)):
             raise ConfigError(
                 f"The 'boosting' parameter 'shrinkage' goes with BinomialDeviance. Got {_name(self.loss)} instead."
@@ -117,9 +115,13 @@ class BoostedLoss(nn.Module):
                 "The 'indices_tuple' parameter goes with a loss of pytorch-metric-learning and without "
                 f"'gather_distributed'. Got {_name(self.loss)}, gather_distributed={self.gather_distributed} instead."
             )
+        check_rows(z, sum(self.groups), least=0)
+        check_labels(labels, z)
         if self.gather_distributed:
             z, labels = gather(z), gather(labels)
-        _check_batch(z, labels, sum(self.groups))
+        if len(z) < 2:
+            raise DataError(f"A batch needs at least 2 images to form a pair. Got {len(z)} instead.")
+        check_finite(z)
         with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
             parts = _at_least_float32(z).split(self.groups, dim=1)
             if isinstance(self.loss, LibraryLoss):  # its own distance scales embeddings, where it wants them scaled
@@ -172,7 +174,7 @@ class BoostedLoss(nn.Module):
         same = labels[:, None] == labels[None, :]  # (B, B)
         anchor, other = same.clone().fill_diagonal_(False).nonzero(as_tuple=True)  # (A,), (A,)
         valid = ~same.index_select(0, anchor)  # (A, B)
-        share = _share(valid, int(valid.sum()), parts[0].dtype)
+        share = _share(valid, valid.sum(), parts[0].dtype)
         weight = torch.ones_like(share)
         gradient = self.boost and self.boosting == "gradient"
         running = (torch.zeros_like(share), torch.zeros_like(share))
@@ -195,21 +197,34 @@ class BoostedLoss(nn.Module):
         return f"groups={self.groups}, {loss}boost={self.boost}, boosting={self.boosting}"
 
 
+def _check_loss(loss: Any) -> None:
+    """ConfigError for what can be no loss on similarities."""
+    wanted = "The 'loss' parameter must be a loss on similarities, such as bier.BinomialDeviance() or bier.Triplet()."
+    if isinstance(loss, type):
+        raise ConfigError(f"{wanted} Got the class {loss.__name__}, without the parentheses that make a loss of it.")
+    if not callable(loss):
+        raise ConfigError(f"{wanted} Got {loss!r} instead.")
+    if isinstance(loss, torch.nn.modules.loss._Loss):
+        raise ConfigError(f"{wanted} Got torch.nn.{type(loss).__name__}, which takes something else.")
+
+
 def _name(loss: Any) -> str:
     """A module is shown by its name: its own text has many lines."""
     return f"the loss {type(loss).__name__ if isinstance(loss, nn.Module) else repr(loss)}"
 
 
-def _pair_counts(labels: Tensor) -> tuple[int, int]:
-    """How many pairs i<j share their label, and how many do not."""
-    _, sizes = labels.unique(return_counts=True)
-    positives = int((sizes * (sizes - 1)).sum()) // 2
-    return positives, len(labels) * (len(labels) - 1) // 2 - positives
+def _pair_counts(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """How many pairs i<j share their label, and how many do not; tensors, so that nothing waits for a device."""
+    count = len(labels)
+    starts = range(0, count, BAND)
+    equal = torch.stack([(labels[i : i + BAND, None] == labels).sum() for i in starts]).sum()
+    positives = (equal - count) // 2  # without the pairs (i, i)
+    return positives, count * (count - 1) // 2 - positives
 
 
-def _share(chosen: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def _share(chosen: Tensor, count: Tensor, dtype: torch.dtype) -> Tensor:
     """A bool mask as weights that turn a sum into the mean over `count` chosen ones (and into 0 if there are none)."""
-    return chosen.to(dtype).div_(max(count, 1))
+    return chosen.to(dtype).div_(count.clamp_min(1))
 
 
 def _at_least_float32(z: Tensor) -> Tensor:
@@ -229,22 +244,3 @@ def _parts(rows: Tensor) -> BoostedParts:
     """(M, 3) -> the parts."""
     learners, positive, negative = rows.unbind(dim=1)
     return BoostedParts(learners.mean(), learners, positive.detach(), negative.detach())
-
-
-def _check_batch(z: Tensor, labels: Tensor, dimension: int) -> None:
-    if not isinstance(z, Tensor) or not isinstance(labels, Tensor):
-        raise DataError(f"Expected tensors. Got embeddings {type(z).__name__}, labels {type(labels).__name__} instead.")
-    if z.ndim != 2 or z.shape[1] != dimension or not z.is_floating_point():
-        raise DataError(
-            f"Expected float embeddings of shape (B, {dimension}). Got {z.dtype} of shape {tuple(z.shape)} instead."
-        )
-    if labels.ndim != 1 or len(labels) != len(z) or labels.is_floating_point() or labels.is_complex():
-        raise DataError(
-            f"Expected one integer label for each of the {len(z)} embeddings. "
-            f"Got {labels.dtype} of shape {tuple(labels.shape)} instead."
-        )
-    if len(z) < 2:
-        raise DataError(f"A batch needs at least 2 images to form a pair. Got {len(z)} instead.")
-    # A finite sum proves finite values at a thirtieth of the cost of looking at each; only a sum may overflow.
-    if not torch.isfinite(z.sum()) and not torch.isfinite(z).all():
-        raise DataError("The embeddings of this batch contain NaN or infinite values.")

@@ -7,10 +7,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bier.distributed import gather
-from bier.errors import ConfigError, DataError
+from bier.errors import DataError
 from bier.method import defaults, equations
 from bier.method.boosting import BoostedParts
-from bier.method.ensemble import checked_groups
+from bier.method.checks import (
+    check_choice,
+    check_count,
+    check_finite,
+    check_labels,
+    check_number,
+    check_rows,
+    checked_groups,
+    looks_at_values,
+)
 
 
 class BoostedClassifier(nn.Module):
@@ -59,13 +68,10 @@ class BoostedClassifier(nn.Module):
         boosting: defaults.Boosting = defaults.BOOSTING,
     ) -> None:
         super().__init__()
-        if classes < 2:
-            raise ConfigError(f"The 'classes' parameter must be at least 2. Got {classes!r} instead.")
+        check_count("classes", classes, least=2)
         self.groups = checked_groups(groups)
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"The 'dropout' parameter must be at least 0 and below 1. Got {dropout!r} instead.")
-        if boosting not in ("eta", "gradient"):
-            raise ConfigError(f"The 'boosting' parameter must be 'eta' or 'gradient' here. Got {boosting!r} instead.")
+        check_number("dropout", dropout, least=0, below=1)
+        check_choice("boosting", boosting, ("eta", "gradient"))
         self.classes = classes
         self.boost = boost
         self.boosting = boosting
@@ -89,9 +95,12 @@ class BoostedClassifier(nn.Module):
 
     def parts(self, z: Tensor, labels: Tensor) -> BoostedParts:
         """Raw embeddings z (B, d) and labels (B,) -> the loss and its parts."""
+        check_rows(z, sum(self.groups), least=0 if self.gather_distributed else 1)
+        check_labels(labels, z)
         if self.gather_distributed:
             z, labels = gather(z), gather(labels)
-        self._check_batch(z, labels)
+        check_finite(z)
+        self._check_classes(labels)
         labels = labels.long()
         all_logits = self.learner_logits(z)
         weight = torch.ones(len(z), dtype=z.dtype, device=z.device)
@@ -109,18 +118,11 @@ class BoostedClassifier(nn.Module):
         learners, mean_weights = torch.stack(losses), torch.stack(means)
         return BoostedParts(learners.mean(), learners, mean_weights, mean_weights)
 
-    def _check_batch(self, z: Tensor, labels: Tensor) -> None:
-        if z.ndim != 2 or z.shape[1] != sum(self.groups) or not len(z):
-            raise DataError(f"Expected embeddings of shape (B, {sum(self.groups)}). Got {tuple(z.shape)} instead.")
-        if labels.shape != z.shape[:1] or labels.is_floating_point() or labels.is_complex():
-            raise DataError(
-                f"Expected one integer label for each of the {len(z)} images. "
-                f"Got {labels.dtype} of shape {tuple(labels.shape)} instead."
-            )
+    def _check_classes(self, labels: Tensor) -> None:
+        if not looks_at_values(labels):
+            return
         lowest, highest = int(labels.min()), int(labels.max())
         if lowest < 0 or highest >= self.classes:
             raise DataError(
                 f"Expected labels from 0 to {self.classes - 1}. Got labels from {lowest} to {highest} instead."
             )
-        if not torch.isfinite(z).all():
-            raise DataError("The embeddings of this batch contain NaN or infinite values.")

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from bier.distributed import gather
-from bier.errors import ConfigError, DataError
+from bier.errors import ConfigError
 from bier.method import defaults, equations
+from bier.method.checks import check_choice, check_count, check_finite, check_number, check_rows, checked_groups
 from bier.method.defaults import Reduction
-from bier.method.ensemble import EmbeddingEnsemble, checked_groups
+from bier.method.ensemble import EmbeddingEnsemble
 
 
 class DiversityParts(NamedTuple):
@@ -37,10 +38,8 @@ class _DiversityLoss(nn.Module):
         gather_distributed: bool = False,
     ) -> None:
         super().__init__()
-        if reduction not in get_args(Reduction):
-            raise ConfigError(f"The 'reduction' parameter must be 'sum' or 'mean'. Got {reduction!r} instead.")
-        if not lambda_w >= 0:
-            raise ConfigError(f"The 'lambda_w' parameter must be at least 0. Got {lambda_w!r} instead.")
+        check_choice("reduction", reduction, get_args(Reduction))
+        check_number("lambda_w", lambda_w, least=0)
         self.groups = checked_groups(groups)
         self.lambda_w = lambda_w
         self.reduction: Reduction = reduction
@@ -59,20 +58,17 @@ class _DiversityLoss(nn.Module):
 
     def _embed(self, ensemble: EmbeddingEnsemble, features: Tensor) -> tuple[Tensor, ...]:
         """phi (B, h) -> M raw embeddings (B, d_m), without bias."""
-        if ensemble.groups != self.groups:
+        if not isinstance(ensemble, EmbeddingEnsemble) or ensemble.groups != self.groups:
             raise ConfigError(
-                f"The loss was made for groups {self.groups}. Got an ensemble of {ensemble.groups} instead."
+                f"The loss needs an EmbeddingEnsemble of the groups {self.groups}. "
+                f"Got {getattr(ensemble, 'groups', type(ensemble).__name__)} instead."
             )
+        check_rows(features, ensemble.in_features, "features", least=0 if self.gather_distributed else 1)
         if not self.through_backbone:
             features = features.detach()
         if self.gather_distributed:
             features = gather(features)
-        if features.ndim != 2 or features.shape[1] != ensemble.in_features or not len(features):
-            raise DataError(
-                f"Expected features of shape (B, {ensemble.in_features}). Got {tuple(features.shape)} instead."
-            )
-        if not torch.isfinite(features).all():
-            raise DataError("The features of this batch contain NaN or infinite values.")
+        check_finite(features, "features")
         if self.scale_features:
             mean_square = features.square().mean()
             features = features * mean_square.clamp_min(torch.finfo(features.dtype).tiny).rsqrt()
@@ -203,8 +199,7 @@ class AdversarialLoss(_DiversityLoss):
         gather_distributed: bool = False,
     ) -> None:
         super().__init__(groups, lambda_w, reduction, through_backbone, scale_features, gather_distributed)
-        if hidden < 1:
-            raise ConfigError(f"The 'hidden' parameter must be at least 1. Got {hidden!r} instead.")
+        check_count("hidden", hidden)
         self.regressors = nn.ModuleDict(
             {
                 _pair_name(i, j): nn.Sequential(

@@ -6,8 +6,9 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from bier.errors import ConfigError, DataError
+from bier.errors import ConfigError
 from bier.method import defaults, equations
+from bier.method.checks import check_choice, check_count, check_rows, checked_groups
 from bier.method.defaults import Start, Weighting
 
 
@@ -50,8 +51,7 @@ class EmbeddingEnsemble(nn.Module):
         bias: bool = defaults.BIAS,
     ) -> None:
         super().__init__()
-        if in_features < 1:
-            raise ConfigError(f"The 'in_features' parameter must be at least 1. Got {in_features!r} instead.")
+        check_count("in_features", in_features)
         self.in_features = in_features
         self.groups = checked_groups(groups)
         self.weight = nn.Parameter(torch.empty(sum(self.groups), in_features))  # (d, h)
@@ -60,8 +60,7 @@ class EmbeddingEnsemble(nn.Module):
 
     def restart(self, start: Start) -> None:
         """Draw W anew."""
-        if start not in get_args(Start):
-            raise ConfigError(f"The 'start' parameter must be one of {get_args(Start)}. Got {start!r} instead.")
+        check_choice("start", start, get_args(Start))
         draw = nn.init.xavier_uniform_ if start == "glorot" else nn.init.orthogonal_
         draw(self.weight)
 
@@ -86,8 +85,7 @@ class EmbeddingEnsemble(nn.Module):
 
     def split(self, z: Tensor) -> tuple[Tensor, ...]:
         """z (B, d) -> M tensors (B, d_m)."""
-        if z.ndim != 2 or z.shape[1] != self.dimension:
-            raise DataError(f"Expected embeddings of shape (N, {self.dimension}). Got {tuple(z.shape)} instead.")
+        check_rows(z, self.dimension, least=0)
         parts: tuple[Tensor, ...] = z.split(self.groups, dim=1)
         return parts
 
@@ -96,10 +94,7 @@ class EmbeddingEnsemble(nn.Module):
 
         `learners=m` keeps the first m learners only, weighted as an ensemble of m by its own alphas.
         """
-        if weighting not in get_args(Weighting):
-            raise ConfigError(
-                f"The 'weighting' parameter must be one of {get_args(Weighting)}. Got {weighting!r} instead."
-            )
+        check_choice("weighting", weighting, get_args(Weighting))
         count = len(self.groups) if learners is None else learners
         if not isinstance(count, int) or not 1 <= count <= len(self.groups):
             raise ConfigError(
@@ -109,11 +104,3 @@ class EmbeddingEnsemble(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, groups={self.groups}, bias={self.bias is not None}"
-
-
-def checked_groups(groups: Sequence[int]) -> tuple[int, ...]:
-    """The sizes as a tuple, or an error that shows them."""
-    sizes = tuple(groups) if isinstance(groups, Sequence) else ()
-    if not sizes or any(not isinstance(size, int) or isinstance(size, bool) or size < 1 for size in sizes):
-        raise ConfigError(f"The 'groups' parameter must be a list of whole numbers above 0. Got {groups!r} instead.")
-    return sizes

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bier.errors import ConfigError
+from bier.method.checks import check_count
 from bier.method.defaults import REDUCTION, WEIGHTING, Reduction, Weighting
 
 # (embedding size, number of groups) -> the sizes in Appendix C of the paper, where they sum to the embedding size.
@@ -61,8 +62,7 @@ def boosting_rates(learners: int) -> tuple[tuple[float, ...], tuple[float, ...]]
         >>> [round(value, 3) for value in alpha]
         [0.333, 0.667]
     """
-    if not isinstance(learners, int) or isinstance(learners, bool) or learners < 1:
-        raise ConfigError(f"The number of learners must be a whole number of at least 1. Got {learners!r} instead.")
+    check_count("learners", learners)
     eta = tuple(2 / (m + 1) for m in range(1, learners + 1))
     alpha = tuple(eta[m] * math.prod(1 - e for e in eta[m + 1 :]) for m in range(learners))
     return eta, alpha
@@ -107,9 +107,9 @@ def group_sizes(dimensions: int, groups: int) -> tuple[int, ...]:
         >>> bier.group_sizes(512, 3)
         (96, 160, 256)
     """
+    check_count("groups", groups)
     _, alpha = boosting_rates(groups)
-    if not isinstance(dimensions, int) or isinstance(dimensions, bool):
-        raise ConfigError(f"The number of dimensions must be a whole number. Got {dimensions!r} instead.")
+    check_count("dimensions", dimensions)
     if groups > dimensions:
         raise ConfigError(
             f"An embedding of {dimensions} dimensions cannot be cut into {groups} groups; "

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bier.errors import ConfigError, DataError
 from bier.method import equations
+from bier.method.checks import check_count, check_rows
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 
@@ -68,10 +69,13 @@ def initialise(
         >>> curve.converged
         True
     """
-    for name, value in (("steps", steps), ("batch_size", batch_size)):
-        if value < 1:
-            raise ConfigError(f"The '{name}' parameter of initialise must be at least 1. Got {value!r} instead.")
-    _check_features(features, ensemble.in_features)
+    check_count("steps", steps)
+    check_count("batch_size", batch_size)
+    if not isinstance(loss, ActivationLoss | AdversarialLoss):
+        raise ConfigError(f"The 'loss' parameter must be an ActivationLoss or AdversarialLoss. Got {loss!r} instead.")
+    check_rows(features, ensemble.in_features, "features")
+    if not torch.isfinite(features).all():
+        raise DataError("The features contain NaN or infinite values.")
     features = features.detach().to(ensemble.weight)
     parameters = [ensemble.weight, *loss.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.0, momentum=momentum)
@@ -105,13 +109,6 @@ def initialise(
             stacklevel=2,
         )
     return curve
-
-
-def _check_features(features: Tensor, width: int) -> None:
-    if features.ndim != 2 or features.shape[1] != width or len(features) < 1:
-        raise DataError(f"Expected features of shape (N, {width}). Got {tuple(features.shape)} instead.")
-    if not torch.isfinite(features).all():
-        raise DataError("The features contain NaN or infinite values.")
 
 
 def _flat(curve: list[float]) -> bool:

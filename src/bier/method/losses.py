@@ -6,7 +6,6 @@ similarity). One that also has a method `weight` with the same arguments gives t
 for any other they come from automatic differentiation.
 """
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bier.errors import ConfigError
 from bier.method import defaults
+from bier.method.checks import check_number
 
 Over: TypeAlias = Literal["pairs", "triplets"]
 
@@ -23,12 +22,7 @@ Over: TypeAlias = Literal["pairs", "triplets"]
 class _Checked:
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # only dataclasses derive from this
-            value = getattr(self, field.name)
-            if not math.isfinite(value):
-                raise ConfigError(
-                    f"The '{field.name}' parameter of {type(self).__name__} must be a finite number. "
-                    f"Got {value!r} instead."
-                )
+            check_number(field.name, getattr(self, field.name))
 
 
 @dataclass(frozen=True)
