@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import importlib
 import signal
 import sys
 import tempfile
@@ -7,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from bier.cli import main
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
+forked_processes = importlib.import_module("forked") if sys.platform != "win32" else None
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 
@@ -44,6 +49,15 @@ def ctrl_c_reaches_subprocesses() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """`start`, `start_two` and `finished` of forked.py: processes that need not import torch first."""
+    if forked_processes is None:
+        pytest.skip("processes cannot be forked here")
+    forked_processes.folder = tmp_path_factory.mktemp("forked")
+    return forked_processes
 
 
 @pytest.fixture(scope="session")

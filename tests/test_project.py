@@ -111,7 +111,10 @@ def test_a_missing_module_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_ctrl_c_works_in_tests_started_in_the_background(tmp_path: Path) -> None:
     """A shell ignores SIGINT for its background jobs, and subprocesses of the tests would inherit that."""
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    conftest = ast.parse((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    (fixture,) = (node for node in conftest.body if getattr(node, "name", "") == "ctrl_c_reaches_subprocesses")
+    imports = "import signal\nfrom collections.abc import Iterator\nimport pytest\n"
+    (tmp_path / "conftest.py").write_text(imports + ast.unparse(fixture))
     (tmp_path / "test_it.py").write_text(
         "import signal, subprocess, sys\n"
         "def test_it():\n"

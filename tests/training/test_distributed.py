@@ -40,24 +40,21 @@ def as_options(settings: dict[str, Any]) -> list[str]:
     return [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
 
 
-def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+def test_gradients_are_those_of_one_process(forked: Any, tmp_path: Path) -> None:
     script = Path(__file__).with_name("shared_gradients.py")
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, env=QUIET, check=False)
-    assert done.returncode == 0, done.stderr
-    differences = json.loads(done.stdout)
+    differences = json.loads(forked.finished(forked.start(tmp_path, script=script)))
     assert differences.pop("apart") > 1e-2
     assert len(differences) == 12
     assert {case: value for case, value in differences.items() if not value <= 1e-9} == {}
 
 
-def test_two_processes_train_what_one_does(features_file: Path, tmp_path: Path) -> None:
+def test_two_processes_train_what_one_does(forked: Any, features_file: Path, tmp_path: Path) -> None:
     settings = {**SETTINGS, "train.steps": 12, "train.validate_every": 5, "data.validation": 0.3}
     alone = bier.train(resolve("a-bier", "features", {**settings, "data.root": str(features_file)}), tmp_path / "one")
-    command = [*TWO, "train", "--data", "features", "--root", str(features_file), "--method", "a-bier", "--json"]
-    command += ["--out", str(tmp_path / "two"), *as_options(settings)]
-    done = subprocess.run(command, capture_output=True, text=True, env=QUIET, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)  # one object: only the first process speaks
+    command = ["train", "--data", "features", "--root", features_file, "--method", "a-bier", "--json"]
+    both = forked.start_two(*command, "--out", tmp_path / "two", *as_options(settings))
+    result = json.loads(forked.finished(*both))
+    assert both[1].out == both[1].said == ""  # only the first process speaks
     assert (result["steps"], result["best_step"]) == (12, alone.best_step)
     first, second = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
     assert len(list((tmp_path / "two").glob("events.*"))) == 1
@@ -71,7 +68,7 @@ def test_two_processes_train_what_one_does(features_file: Path, tmp_path: Path) 
     torch.testing.assert_close(ends[0]["ensemble.weight"], ends[1]["ensemble.weight"], rtol=1e-3, atol=1e-4)
 
 
-def test_evaluate_gives_the_same_numbers(pictures: Path, tmp_path: Path) -> None:
+def test_evaluate_gives_the_same_numbers(forked: Any, pictures: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     Model(build_backbone("conv4"), EmbeddingEnsemble(512, (4, 8))).save(tmp_path / "model")
     shutil.copytree(pictures, tmp_path / "pictures")
@@ -79,12 +76,8 @@ def test_evaluate_gives_the_same_numbers(pictures: Path, tmp_path: Path) -> None
         (tmp_path / "pictures" / f"class {number}" / "broken.png").write_bytes(b"no picture")
     arguments = ["evaluate", str(tmp_path / "model"), "--data", "folder", "--root", str(tmp_path / "pictures")]
     arguments += ["--skip-broken", "--json"]
-    results = []
-    for command in ([sys.executable, "-m", "bier"], TWO):
-        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=QUIET, check=False)
-        assert done.returncode == 0, done.stderr
-        results.append(json.loads(done.stdout))
-    one, two = results
+    one = json.loads(forked.finished(forked.start(*arguments)))
+    two = json.loads(forked.finished(*forked.start_two(*arguments)))
     assert one["queries"] == two["queries"] == 64
     for name, recalls in one["recall"].items():
         assert two["recall"][name] == pytest.approx(recalls, abs=1e-6)
@@ -133,23 +126,20 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(run: Path, step: int, process: Any) -> None:
     while not any(row["step"] >= step for row in read_metrics(run)):
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None
         time.sleep(0.05)
 
 
-def test_ctrl_c_saves_for_all_and_a_death_ends_all(features_file: Path, tmp_path: Path) -> None:
+def test_ctrl_c_saves_for_all_and_a_death_ends_all(forked: Any, features_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     settings = {**SETTINGS, "train.steps": 1_000_000, "train.checkpoint_every": 1_000_000, "data.validation": 0.0}
     command = [*TWO, "train", "--data", "features", "--root", str(features_file), "--out", str(run)]
-
-    def started(command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=QUIET, start_new_session=True
-        )
-
-    first = started([*command, *as_options(settings)])
+    command += as_options(settings)
+    first = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=QUIET, start_new_session=True
+    )
     wait_for_step(run, 3, first)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: torchrun and both processes get it
     _, said = first.communicate(timeout=120)
@@ -158,12 +148,8 @@ def test_ctrl_c_saves_for_all_and_a_death_ends_all(features_file: Path, tmp_path
     (saved,) = complete(run / "checkpoints")
     assert step_of(saved) == read_metrics(run)[-1]["step"] >= 3
 
-    second = started([*TWO, "train", "--resume", str(run)])
-    wait_for_step(run, step_of(saved) + 3, second)
-    begun = time.monotonic()
-    os.kill(workers_of(second)[1], signal.SIGKILL)
-    _, said = second.communicate(timeout=120)
-    assert second.returncode != 0
-    assert "SIGKILL" in said or "exitcode: -9" in said.replace("  ", " ")
-    assert time.monotonic() - begun < 60
+    both = forked.start_two("train", "--resume", run)  # without torchrun, which would end the other one itself
+    wait_for_step(run, step_of(saved) + 3, both[0])
+    both[1].kill()
+    assert both[0].wait(60) not in (0, -signal.SIGKILL)
     assert complete(run / "checkpoints") == [saved]

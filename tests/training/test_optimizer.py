@@ -5,8 +5,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -265,7 +263,7 @@ def test_the_default_groups_are_those_of_earlier_versions(pictures: Path, tmp_pa
     assert (network["factor"], behind["factor"]) == (1.0, 10.0)
 
 
-def test_two_processes_warm_up_what_one_does(pictures: Path, tmp_path: Path) -> None:
+def test_two_processes_warm_up_what_one_does(forked: Any, pictures: Path, tmp_path: Path) -> None:
     """While the backbone waits it takes no part in the loss, which DistributedDataParallel has to expect."""
     everything = {**EVERYTHING, "train__steps": 4, "train__batch_images": 4}
     chosen = config(pictures, "a-bier", **everything)
@@ -275,11 +273,8 @@ def test_two_processes_warm_up_what_one_does(pictures: Path, tmp_path: Path) -> 
         "import sys, pathlib, bier, bier.config\n"
         "bier.train(bier.config.Config.from_toml(pathlib.Path(sys.argv[1])), sys.argv[2])\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(tmp_path / "train.py"), str(tmp_path / "config.toml"), str(tmp_path / "two")]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
-    assert done.returncode == 0, done.stderr
+    both = forked.start_two(tmp_path / "config.toml", tmp_path / "two", script=tmp_path / "train.py")
+    forked.finished(*both)
     rows = [read_metrics(folder) for folder in (alone, tmp_path / "two")]
     assert [row["step"] for row in rows[1]] == [1, 2, 3, 4]
     for mine, theirs in zip(rows[0][:3], rows[1][:3], strict=True):  # afterwards each has statistics of its own
