@@ -164,3 +164,20 @@ def test_bad_cuts_and_settings(images: np.ndarray, trunk: nn.Module, tmp_path: P
         TrunkCache(trunk, source, tmp_path, crop=48, views=0)
     with pytest.raises(ModelError, match="cut it earlier"):
         TrunkCache(build_backbone("conv4"), source, tmp_path, crop=48)
+
+
+def test_later_maps_come_from_earlier_ones_to_the_bit(images: np.ndarray, tmp_path: Path) -> None:
+    backbone = build_backbone("conv4").eval()
+    source, settings = ImageDataset(images, 52), {"crop": 48, "views": 3, "seed": 4, "batch_size": 4}
+    settings |= {"precision": "bfloat16"}
+    first, following = backbone.split("conv2")
+    before = TrunkCache(first, source, tmp_path / "conv2", **settings)  # type: ignore[arg-type]
+    trunk, _ = backbone.split("conv4")
+    counted = Counted(trunk)
+    from_pixels = TrunkCache(counted, source, tmp_path / "conv4", **settings)  # type: ignore[arg-type]
+    assert counted.images == 30
+    between, counted = following.part(0, 2), Counted(trunk)  # type: ignore[operator]
+    from_maps = TrunkCache(counted, source, tmp_path / "again", earlier=(before, between), **settings)  # type: ignore[arg-type]
+    assert counted.images == 0
+    assert (tmp_path / "conv4" / "maps.bin").read_bytes() == (tmp_path / "again" / "maps.bin").read_bytes()
+    assert torch.equal(from_pixels.maps([3, 9], [2, 1]), from_maps.maps([3, 9], [2, 1]))

@@ -14,8 +14,10 @@ import bier
 from bier.config import Config
 from bier.errors import DataError, ModelError
 from bier.evaluate.dataset import assess
+from bier.models.backbone import Backbone
 from bier.models.backbones import build_backbone
-from bier.training import resolve
+from bier.models.maps import TrunkCache
+from bier.training import resolve, setup
 from bier.training.setup import load_data
 
 STAGES = ("conv1", "conv2", "conv3", "conv4")
@@ -206,3 +208,45 @@ def test_measuring_from_kept_maps_gives_the_same_numbers(pictures: Path, tmp_pat
         torch.testing.assert_close(kept.result.test.z, plain.result.test.z, rtol=0.03, atol=0.03)
     (maps,) = (tmp_path / "cache").glob("maps-folder-test-conv3-48")
     assert (maps / "maps.bin").is_file()
+
+
+def built_maps(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, seed: int
+) -> tuple[TrunkCache, list[str]]:
+    """The maps of a run with the same pretrained weights whatever its seed, and what it said while it made them."""
+
+    def pretrained(*given: Any, **more: Any) -> Backbone:
+        torch.manual_seed(7)
+        return build_backbone(*given, **more)
+
+    monkeypatch.setattr(setup, "build_backbone", pretrained)
+    chosen = config(pictures, seed=seed, model__trainable_from=stage, model__trunk_views=2, train__precision="bfloat16")
+    chosen = chosen.with_settings({"data.cache": str(tmp_path / "cache")})
+    said: list[str] = []
+    inputs = setup.build(chosen, tmp_path / "run", lambda what, done, total: said.append(f"{what}: {done}")).inputs
+    assert isinstance(inputs, TrunkCache)
+    return inputs, said
+
+
+def test_each_seed_has_crops_of_its_own(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of several seeds once shared their crops, and their spread left augmentation out."""
+    first, _ = built_maps(pictures, tmp_path, monkeypatch, "conv3", seed=0)
+    other, _ = built_maps(pictures, tmp_path, monkeypatch, "conv3", seed=1)
+    again, _ = built_maps(pictures, tmp_path, monkeypatch, "conv3", seed=0)
+    assert not torch.equal(first.maps([0, 1], [0, 0]), other.maps([0, 1], [0, 0]))
+    assert torch.equal(first.maps([0, 1], [0, 0]), again.maps([0, 1], [0, 0]))
+
+
+def test_maps_come_from_earlier_maps_and_say_their_size(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, said = built_maps(pictures, tmp_path, monkeypatch, "conv2", seed=0)
+    assert next(what for what in said if "maps" in what) == "maps of the frozen stages, 0.0 GB: 0"
+    made = []
+    monkeypatch.setattr(
+        setup, "TrunkCache", lambda *given, **more: made.append(more.get("earlier")) or TrunkCache(*given, **more)
+    )
+    maps, _ = built_maps(pictures, tmp_path, monkeypatch, "conv4", seed=0)
+    assert sum(earlier is not None for earlier in made) == 2  # of training and of validation images
+    direct, _ = built_maps(pictures, tmp_path / "elsewhere", monkeypatch, "conv4", seed=0)
+    assert torch.equal(maps.maps([0, 1], [0, 1]), direct.maps([0, 1], [0, 1]))

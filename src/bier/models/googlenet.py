@@ -246,10 +246,7 @@ class Inception(nn.Module):
         weight, bias = (torch.cat([getattr(layer, name) for layer in first]) for name in ("weight", "bias"))
         begun = nn.functional.conv2d(x, weight, bias).relu_()
         sizes = [layer.out_channels for layer in first]
-        a, b, c = (
-            y.contiguous(memory_format=torch.channels_last)
-            for y in begun.split(sizes, dim=1)  # type: ignore[no-untyped-call]
-        )
+        a, b, c = (y.contiguous(memory_format=torch.channels_last) for y in begun.split(sizes, dim=1))
         maps: Tensor = self.halve(torch.cat([a, three[1](b), five[1](c), pool(x)], dim=1))  # type: ignore[index]
         return maps
 

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +33,9 @@ class TrunkCache:
             (a fingerprint tells), completed if an earlier pass was interrupted, and replaced otherwise.
         crop: the side of the trunk's input.
         augment, views, seed: each image is augmented in `views` ways, drawn from `seed`.
-        progress: called with (views done, views in all).
+        earlier: complete maps of the first stages of `trunk`, with the same views, and the stages between: the maps are
+            computed from those. In bfloat16, in which maps are kept, this gives the same bits.
+        progress: called with (views done, views in all), first before anything is written.
 
     `batches(plan)` serves them: view `seed % views` of image `index` for every (index, seed) of the plan.
     """
@@ -52,6 +53,7 @@ class TrunkCache:
         batch_size: int = 64,
         workers: int | None = None,
         precision: str = "auto",
+        earlier: tuple["TrunkCache", nn.Module] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         if views < 1:
@@ -60,8 +62,7 @@ class TrunkCache:
         self._folder, self._batch_size = Path(folder), batch_size
         self._folder.mkdir(parents=True, exist_ok=True)
         self._state, self._has_sums = self._folder / "maps.json", True
-        settings = {"crop": crop, "augment": augment, "views": views, "seed": seed, "version": _VERSION}
-        self._fingerprint = _fingerprint(trunk, source, settings)
+        self._fingerprint = fingerprint_of(trunk, source, crop=crop, augment=augment, views=views, seed=seed)
         self.shape = _shape(trunk, crop)  # (H, W, C), channels last, or (tokens, C)
         self._rows = rows = [view * self.count + int(index) for view in range(views) for index in source.kept]
         with FileLock(self._folder / "lock"):  # of several processes one computes; the others wait, however long
@@ -70,12 +71,16 @@ class TrunkCache:
             self._sums = self._mapped_sums()
             if done and not self._has_sums:
                 self._add_sums(done)
-            plan = [
-                [(row % self.count, _view_seed(seed, row)) for row in rows[start : start + batch_size]]
-                for start in range(done or 0, len(rows), batch_size)
-            ]
-            pixels = (batch for batch, _ in source.view(crop, augment).batches(plan, workers))
-            self._fill(trunk.eval(), pixels, done or 0, precision, progress)
+            missing = [rows[start : start + batch_size] for start in range(done or 0, len(rows), batch_size)]
+            if missing and progress is not None:
+                progress(done or 0, len(rows))
+            if earlier is None:
+                plan = [[(row % self.count, _view_seed(seed, row)) for row in batch] for batch in missing]
+                batches = (batch for batch, _ in source.view(crop, augment).batches(plan, workers))
+            else:
+                maps, trunk = earlier
+                batches = (maps.maps(*zip(*(divmod(row, self.count)[::-1] for row in b), strict=True)) for b in missing)
+            self._fill(trunk.eval(), batches, done or 0, precision, progress)
 
     def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of float32 maps (B, C, H, W), channels-last, or tokens (B, N, C), and int64 indices (B,), in order.
@@ -181,6 +186,19 @@ def _view_seed(seed: int, row: int) -> int:
     return (seed << 40) + row
 
 
+def is_complete(folder: Path, rows: int) -> bool:
+    """Whether a folder holds the maps of so many views."""
+    try:
+        return bool(json.loads((folder / "maps.json").read_bytes())["done"] == rows)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def gigabytes(trunk: nn.Module, crop: int, rows: int) -> float:
+    """What the maps of so many views take on the disk."""
+    return rows * int(np.prod(_shape(trunk, crop))) * 2 / 1e9
+
+
 @torch.no_grad()
 def _shape(trunk: nn.Module, crop: int) -> tuple[int, ...]:
     maps = trunk.eval()(torch.zeros(1, 3, crop, crop, device=device_of(trunk)))
@@ -193,8 +211,9 @@ def _shape(trunk: nn.Module, crop: int) -> tuple[int, ...]:
     return tuple(shape) if len(shape) == 2 else (*shape[1:], shape[0])
 
 
-def _fingerprint(trunk: nn.Module, source: ImageDataset, settings: dict[str, Any]) -> str:
-    """What the maps depend on: the weights, the settings, and every image with its box."""
+def fingerprint_of(trunk: nn.Module, source: ImageDataset, *, crop: int, augment: str, views: int, seed: int) -> str:
+    """A digest of what maps depend on: the weights, the views, and every image with its box."""
+    settings = {"crop": crop, "augment": augment, "views": views, "seed": seed, "version": _VERSION}
 
     def about() -> Iterator[bytes]:
         yield json.dumps(settings, sort_keys=True).encode()

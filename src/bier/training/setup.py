@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +28,11 @@ from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
-from bier.models.backbone import Backbone, folded
+from bier.models.backbone import Backbone, folded, resolve_precision
 from bier.models.backbones import build_backbone
 from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
 from bier.models.lora import adapt, merged
-from bier.models.maps import TrunkCache
+from bier.models.maps import TrunkCache, fingerprint_of, gigabytes, is_complete
 from bier.models.model import Model, starting_point
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
@@ -290,7 +289,6 @@ def network_and_inputs(
     run: Path,
     progress: Preparing,
     training: bool = True,
-    distractors: int = 0,
 ) -> tuple[nn.Module, Inputs]:
     """What is trained, and the images of a part as they enter it: pixels, features, or maps of the frozen stages.
 
@@ -300,23 +298,53 @@ def network_and_inputs(
     images = inputs_for(part, backbone, config, partial(progress, "reading images"), training)
     if not settings.trunk_views or not isinstance(images, ImageDataset):
         return backbone, images
-    trunk, rest = backbone.split(backbone.stages[-1] if stage == EMBEDDING_ONLY else stage)
+    stage = backbone.stages[-1] if stage == EMBEDDING_ONLY else stage
     home = Path(config.data.cache) if config.data.cache else run
-    made_of = repr((config.data, settings.backbone, settings.resolution, stage, settings.trunk_views, training))
-    made_of += str(distractors or "")
     # Under torchrun every process comes here at once: the lock of the cache lets one compute while the others wait.
     # A barrier would give up after its timeout, and the maps of a large data set take longer.
-    maps = TrunkCache(
+    maps = _frozen_maps(config, backbone, stage, images, home, progress, training)
+    return backbone.split(stage)[1], maps
+
+
+def _frozen_maps(
+    config: Config,
+    backbone: Backbone,
+    stage: str,
+    images: ImageDataset,
+    home: Path,
+    progress: Preparing,
+    training: bool,
+) -> TrunkCache:
+    """The maps before `stage`: those that are there, or computed from earlier ones that are there, or from pixels.
+
+    A folder is named after what its maps depend on. The views of training images follow the seed of the run.
+    """
+    views, seed = (config.model.trunk_views, config.seed) if training else (1, 0)
+    settings = {"crop": images.crop, "augment": images.augment, "views": views, "seed": seed}
+
+    def folder(trunk: nn.Module) -> Path:
+        return home / f"trunk-{fingerprint_of(trunk, images, **settings)[:12]}"  # type: ignore[arg-type]
+
+    precision, rows = config.train.precision, views * len(images.kept)
+    trunk, _ = backbone.split(stage)
+    there, earlier = folder(trunk), None
+    if not is_complete(there, rows) and resolve_precision(precision, distributed.device()) is torch.bfloat16:
+        for name in reversed(backbone.stages[1 : backbone.stages.index(stage)]):
+            first, following = backbone.split(name)
+            if is_complete(before := folder(first), rows):
+                between = following.part(0, backbone.stages.index(stage) - backbone.stages.index(name))  # type: ignore[operator]
+                earlier = TrunkCache(first, images, before, **settings), between  # type: ignore[arg-type]
+                break
+    title = f"maps of the frozen stages, {gigabytes(trunk, images.crop, rows):.1f} GB"
+    return TrunkCache(
         trunk,
         images,
-        home / f"trunk-{sha256(made_of.encode()).hexdigest()[:8]}",
-        crop=images.crop,
-        augment=images.augment,
-        views=settings.trunk_views if training else 1,
-        precision=config.train.precision,
-        progress=partial(progress, "maps of the frozen stages"),
+        there,
+        **settings,  # type: ignore[arg-type]
+        precision=precision,
+        earlier=earlier,
+        progress=partial(progress, title),
     )
-    return rest, maps
 
 
 def sizes(config: Config) -> tuple[int, ...]:
@@ -337,7 +365,7 @@ def _validation(
     part, by_map = dataset["validation"], config.train.validate_by == "map" and dataset.protocol != "accuracy"
     others = distractors_of(dataset) if by_map else np.empty(0, np.int64)
     everything = _with_distractors(part, dataset["train"].select(others)) if len(others) else part
-    _, inputs = network_and_inputs(config, backbone, everything, run, progress, training=False, distractors=len(others))
+    _, inputs = network_and_inputs(config, backbone, everything, run, progress, training=False)
     return Validation(inputs, everything.labels, config.model.weighting, len(part), by_map)
 
 
