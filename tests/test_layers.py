@@ -10,7 +10,7 @@ ROOT = Path(bier.__file__).parent
 
 LAYERS = [
     {"errors", "files", "folders", "memory", "distributed"},
-    {"config", "method", "images"},
+    {"config", "method", "images", "runs"},
     {"data", "models", "search"},
     {"evaluate"},
     {"collection"},
@@ -20,7 +20,13 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The config takes its defaults from the method; a file that cannot be written is an error for the user.
-SAME_LAYER = {("config", "method"), ("files", "errors"), ("folders", "files"), ("folders", "errors")}
+SAME_LAYER = {
+    ("config", "method"),
+    ("runs", "config"),
+    ("files", "errors"),
+    ("folders", "files"),
+    ("folders", "errors"),
+}
 FORBIDDEN = {("web", "training"), ("search", "method")}
 METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
 

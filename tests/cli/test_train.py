@@ -14,7 +14,7 @@ from PIL import Image
 
 from bier.cli.train import outcome
 from bier.config import Config
-from bier.training import Run, resolve
+from bier.training import TrainingResult, resolve
 from bier.training.plan import Plan
 from bier.training.run_folder import complete, read_metrics
 from bier.training.setup import Scores
@@ -196,7 +196,7 @@ def test_the_end_says_whether_training_has_paid(cli: Cli, features_file: Path, t
     ],
 )
 def test_what_to_try(best_step: int, best: Scores, expected: str | None) -> None:
-    run = Run(Path("run"), 10, best_step, best.recall, False, best, Scores(55, 30), 40, 0)
+    run = TrainingResult(Path("run"), 10, best_step, best.recall, False, best, Scores(55, 30), 40, 0)
     first, *more = outcome(run, resolve("a-bier", "folder", {"train.steps": 10}))
     assert first == (
         f"Kept: step {best_step}, validation R@1 {best.recall:.2f} (MAP@R {best.map_at_r:.2f}), untrained backbone "
@@ -206,7 +206,7 @@ def test_what_to_try(best_step: int, best: Scores, expected: str | None) -> None
 
 
 def test_validation_that_cannot_show_a_gain() -> None:
-    run = Run(Path("run"), 10, 10, 100.0, False, Scores(100, 100), Scores(100, 99.9), 8, 16)
+    run = TrainingResult(Path("run"), 10, 10, 100.0, False, Scores(100, 100), Scores(100, 99.9), 8, 16)
     _, told = outcome(run, resolve("a-bier", "folder", {"train.steps": 10}))
     assert told.startswith("The untrained backbone already ranks nearly all validation images right")
 

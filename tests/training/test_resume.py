@@ -18,6 +18,7 @@ import bier
 from bier.config import Config
 from bier.errors import BusyError, ConfigError, TrainingError
 from bier.files import locked
+from bier.runs import Run
 from bier.training import resolve
 from bier.training.run_folder import complete, read_checkpoint, read_metrics, step_of, write_checkpoint
 
@@ -286,3 +287,59 @@ def test_two_processes_on_one_run(features_file: Path, tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with locked(tmp_path / "new", "training in"), pytest.raises(BusyError):
         bier.train(config, tmp_path / "new")
+
+
+@pytest.fixture
+def stopped(cli: Cli, pictures: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """(run, photos): a run that was stopped at step 2 of 6, on a folder of its own."""
+    root = tmp_path / "photos"
+    shutil.copytree(pictures, root)
+    settings = {"model.backbone": "conv4", "model.embedding": 12, "diversity.hidden": 8, "train.batch_classes": 2}
+    settings |= {"train.checkpoint_every": 2, "train.keep_checkpoints": 9, "train.log_every": 1, "data.workers": 0}
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    code, _, said = cli("train", "--data", "folder", "--root", root, "--steps", 6, *options, "--out", tmp_path / "run")
+    assert code == 0, said
+    cut_back(tmp_path / "run", 2)
+    return tmp_path / "run", root
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_class_that_was_added_moves_nothing(cli: Cli, stopped: tuple[Path, Path]) -> None:
+    run, root = stopped
+    before = Run(run).classes
+    shutil.copytree(root / "class 0", root / "a new class")
+    code, _, said = cli("train", "--resume", run)
+    assert code == 0, said
+    assert (
+        f"The data set is not what it was when {run} began: 8 images added, 1 class new ('a new class'). The run goes "
+        "on; what is new is not used." in said
+    )
+    assert Run(run).classes == before
+
+
+@pytest.mark.filterwarnings("default")
+def test_images_that_are_gone_or_changed_are_named(cli: Cli, stopped: tuple[Path, Path]) -> None:
+    run, root = stopped
+    images = Run(run).images
+    assert images is not None
+    first, second, *_ = (image.path for image in images if image.split == "train")
+    (root / first).unlink()
+    shutil.copy(root / "class 7" / "7.png", root / second)
+    code, _, said = cli("train", "--resume", run)
+    assert code == 0, said
+    (line,) = (line for line in said.splitlines() if "is not what it was" in line)
+    assert f"1 image gone (the first is {first}), 1 image changed (the first is {second}). The run goes on." in line
+    assert (run / "model" / "model.json").is_file()
+
+
+def test_a_class_that_was_renamed_is_named(cli: Cli, stopped: tuple[Path, Path]) -> None:
+    run, root = stopped
+    classes = Run(run).classes
+    assert classes is not None
+    name = classes["train"][0]
+    (root / name).rename(root / "other")
+    code, out, said = cli("train", "--resume", run)
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert f"1 class gone or renamed ('{name}'), 8 images added, 1 class new ('other'). Put it back" in said
+    (root / "other").rename(root / name)
+    assert cli("train", "--resume", run)[0] == 0

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from bier.config import Config
-    from bier.training import Run
+    from bier.training import TrainingResult
     from bier.training.plan import Plan
 
 Method = Annotated[
@@ -216,7 +216,7 @@ def _planned(
     return config.with_settings({**plan.settings(), **chosen}), plan
 
 
-def _report(run: "Run", config: "Config", seconds: float, plan: "Plan | None", json: bool) -> None:
+def _report(run: "TrainingResult", config: "Config", seconds: float, plan: "Plan | None", json: bool) -> None:
     if run.interrupted:
         again = command("train", "--resume", run.folder, processes=True)
         say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: {again}")
@@ -249,7 +249,7 @@ def measured_by(config: "Config") -> str:
     return "accuracy" if config.loss.name == "cross-entropy" else "R@1"
 
 
-def outcome(run: "Run", config: "Config") -> Iterator[str]:
+def outcome(run: "TrainingResult", config: "Config") -> Iterator[str]:
     """What validation says about the model that is kept, whether training has paid, and what to try if it has not."""
     if run.best_validation is None:
         return

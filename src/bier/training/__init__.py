@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from bier.training.methods import METHODS, resolve
 
 if TYPE_CHECKING:
-    from bier.training.loop import Observer, Run, train
+    from bier.training.loop import Observer, TrainingResult, train
 
-__all__ = ["METHODS", "Observer", "Run", "resolve", "train"]
+__all__ = ["METHODS", "Observer", "TrainingResult", "resolve", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Observer", "Run", "train"):
+    if name not in ("Observer", "TrainingResult", "train"):
         raise AttributeError(f"module 'bier.training' has no attribute {name!r}")
     from bier.training import loop
 

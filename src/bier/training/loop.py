@@ -16,11 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bier import distributed, files
 from bier.config import Config, TrainConfig
+from bier.data.recorded import record
 from bier.errors import BierError, ConfigError, DataError, TrainingError
 from bier.evaluate.dataset import find_same
 from bier.images import Broken
 from bier.method import equations
 from bier.models.model import is_pretrained
+from bier.runs import Run
 from bier.training import run_folder
 from bier.training.objective import Objective, ObjectiveParts
 from bier.training.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -46,7 +48,7 @@ class Silent:
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None: ...
 
 
-class Run(NamedTuple):
+class TrainingResult(NamedTuple):
     """How a run ended. `interrupted`: it was asked to stop, saved a checkpoint and can be resumed.
 
     best_step, best_validation: the step whose model is kept and its R@1 (or accuracy) on the validation classes. Step 0
@@ -107,12 +109,12 @@ class TrainerState:
         found: dict[str, Any] = {"validation": {"step": self.best_step, **best}}
         return found | ({"untrained": self.untrained} if self.untrained else {})
 
-    def run(self, folder: Path, interrupted: bool, validation: Validation | None) -> Run:
+    def run(self, folder: Path, interrupted: bool, validation: Validation | None) -> TrainingResult:
         best = Scores(self.best["recall"], self.best.get("map")) if self.best else None
         untrained = Scores(self.untrained["recall"], self.untrained.get("map")) if self.untrained else None
         value = best.recall if best else self.best_value
         images = (validation.count, validation.distractors) if validation else (0, 0)
-        return Run(folder, self.step, self.best_step, value, interrupted, best, untrained, *images)
+        return TrainingResult(folder, self.step, self.best_step, value, interrupted, best, untrained, *images)
 
     def done(self, config: TrainConfig) -> bool:
         return self.step >= config.steps or 0 < config.patience <= self.stale
@@ -127,7 +129,7 @@ def train(
     metric: MetricBuilder | None = None,
     snapshots: Collection[int] = (),
     same: bool = True,
-) -> Run:
+) -> TrainingResult:
     """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
 
     Args:
@@ -143,8 +145,8 @@ def train(
         same: find the similarity from which two images are called the same and keep it with the model.
 
     Returns:
-        A `Run`: the folder, the last step, the step whose model is kept and its validation, and whether the run was
-        interrupted.
+        A `TrainingResult`: the folder, the last step, the step whose model is kept and its validation, and whether the
+        run was interrupted.
 
     Raises:
         ConfigError: settings do not fit together, or the folder holds a run already.
@@ -243,6 +245,7 @@ def _start_or_restore(
     newest = run_folder.newest(run / run_folder.CHECKPOINTS)
     if newest is None:
         if distributed.rank() == 0:
+            Run(run).write_images(record(setup.dataset, setup.config.data.root))
             run_folder.write_config(run, setup.config, setup.dataset.split)
             solve_start(setup, observer.prepare)
         torch.manual_seed(setup.config.seed + distributed.rank())
@@ -262,7 +265,8 @@ def _restored(
     setup.objective.load_state_dict(saved.objective)
     average.load_state_dict(saved.average)
     run_folder.load_optimizer(optimizer, saved.optimizer)
-    setup.sampler.load_state_dict(saved.sampler)
+    # The images were compared with the record of the run, and what differs was said.
+    setup.sampler.load_state_dict({**saved.sampler, "labels": setup.sampler.state_dict()["labels"]})
     state = TrainerState(**saved.trainer)
     if state.step != step:
         raise ValueError(f"it is of step {state.step!r}")

@@ -16,6 +16,7 @@ from bier import data, distributed
 from bier.config import LOSSES, Config
 from bier.data import Dataset, Part
 from bier.data.part import concatenated
+from bier.data.recorded import as_recorded
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
@@ -34,6 +35,7 @@ from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order
 from bier.models.lora import adapt, merged
 from bier.models.maps import TrunkCache, fingerprint_of, gigabytes, is_complete
 from bier.models.model import Model, starting_point
+from bier.runs import Run
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 
@@ -206,7 +208,7 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
-    dataset = load_data(config)
+    dataset = _as_begun(load_data(config), Run(run), config)
     part = dataset["train"]
     backbone = backbone_for(config, part).to(distributed.device())
     groups = sizes(config)
@@ -241,6 +243,21 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
         sampler,
         _validation(config, dataset, backbone, run, progress),
     )
+
+
+def _as_begun(dataset: Dataset, run: Run, config: Config) -> Dataset:
+    """The data set divided as it was when the run began; says in one line what differs."""
+    if not run.exists or run.images is None:
+        return dataset
+    dataset, changes = as_recorded(dataset, run.images, config.data.root)
+    lost, others = changes.lost(), changes.others()
+    begun = f"The data set is not what it was when {run} began"
+    if changes.gone_classes:
+        raise DataError(f"{begun}: {', '.join(filter(None, [lost, others]))}. Put it back, or begin a new run.")
+    if distributed.rank() == 0 and (lost or others):
+        new = "; what is new is not used" if changes.added else ""
+        warnings.warn(f"{begun}: {', '.join(filter(None, [lost, others]))}. The run goes on{new}.", stacklevel=2)
+    return dataset
 
 
 def _check_classes(config: Config, dataset: Dataset, labels: NDArray[np.int64]) -> None:
