@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.numpy import save_file
 
 import bier
@@ -264,7 +265,7 @@ def test_a_run_that_is_not_finished(cli: Cli, runs: Path, tmp_path: Path) -> Non
     assert "model" in said
 
 
-def test_classification(cli: Cli, tmp_path: Path) -> None:
+def test_classification(cli: Cli, runs: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     root = tmp_path / "cifar-10-batches-bin"
     root.mkdir()
@@ -284,6 +285,37 @@ def test_classification(cli: Cli, tmp_path: Path) -> None:
     code, _, said = cli("evaluate", tmp_path / "run", tmp_path / "run")
     assert code == 0
     assert "accuracy" in said
+    code, _, said = cli("evaluate", tmp_path / "run", runs / "baseline")
+    assert code == 0, said
+    assert "accuracy" in said
+    assert "R@1" in said
+
+
+def test_the_test_set_of_vehicleid(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    (tmp_path / "train_test_split").mkdir()
+    listed = [
+        f"{place}-{file.stem} {place}"
+        for place, folder in enumerate(sorted(pictures.iterdir()))
+        for file in sorted(folder.iterdir())
+    ]
+    for line in listed:
+        name, place = line.split()
+        file = sorted(pictures.iterdir())[int(place)] / f"{name.split('-')[1]}.png"
+        Image.open(file).save(tmp_path / "image" / f"{name}.jpg")
+    for name, lines in (("train_list", listed), ("test_list_800", listed[:16]), ("test_list_2400", listed[:40])):
+        (tmp_path / "train_test_split" / f"{name}.txt").write_text("\n".join(lines))
+    options = ["--data", "vehicleid", "--root", tmp_path, "--out", tmp_path / "run", "--set", "model.backbone=conv4"]
+    code, _, said = cli("train", *options, "--steps", 1, "--set", "train.batch_images=2", "--set", "data.validation=0")
+    assert code == 0, said
+    for options, classes in (([], 2), (["--size", "large"], 5), (["--size", "small"], 2)):
+        code, out, said = cli("evaluate", tmp_path / "run", "--json", "--no-report", *options)
+        assert code == 0, said
+        assert json.loads(out)["measured"]["classes"] == classes
+    code, _, said = cli("evaluate", tmp_path / "run", "--size", "big")
+    assert (code, said.count("\n")) == (2, 1)
+    code, _, said = cli("evaluate", tmp_path / "run", "--data", "folder", "--root", pictures, "--size", "large")
+    assert (code, said) == (2, "bier: --size chooses a test set of vehicleid. The data here is folder.\n")
 
 
 @pytest.fixture(scope="module")

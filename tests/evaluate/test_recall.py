@@ -137,6 +137,17 @@ def test_lists_of_kinds_of_input_agree():
     read_only = vectors.copy()
     read_only.flags.writeable = False
     assert recall_at_k(read_only, labels - 7, [1, 4]) == expected
+    assert recall_at_k(vectors, labels, 4) == recall_at_k(vectors, labels, np.int64(4)) == {4: expected[4]}
+    assert recall_at_k(vectors, [str(x).encode() for x in labels], [1, 4]) == expected
+
+
+def test_labels_that_numpy_would_merge_are_two_classes():
+    vectors = np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], dtype=np.float32)
+    for one, other in (("a", "a\0"), (2**63, 2**63 + 1), (2**53, 2**53 + 1)):
+        assert recall_at_k(vectors, [one, other, one, other], 1) == {1: 0.0}
+        assert recall_at_k(vectors, [one, one, other, other], 1) == {1: 100.0}
+    signed, unsigned = np.array([2**53 + 1], dtype=np.int64), np.array([2**53], dtype=np.uint64)
+    assert recall_at_k(vectors[:1], signed, 1, vectors[1:2], unsigned) == {1: 0.0}
 
 
 def test_progress_reaches_its_total():
@@ -156,6 +167,16 @@ def test_progress_reaches_its_total():
         ((np.zeros((2, 2)), [0.5, 0.5], [1]), "integers or strings"),
         ((np.zeros((2, 2)), [0, 0], [0]), "1 or more"),
         ((np.zeros((2, 2)), [0, 0], []), "at least one K"),
+        ((np.zeros((2, 2)), [0, 0], "12"), "at least one K"),
+        ((np.zeros((2, 2)), [0, 0], [1.5]), "at least one K"),
+        ((np.zeros((2, 2)), [0, 0], None), "at least one K"),
+        ((np.zeros((2, 2)), ["a", b"b\xff"], [1]), "bytes and strings"),
+        ((np.zeros((2, 2)), ["a", 1], [1]), "integers and strings"),
+        ((np.zeros((2, 2)), [None, "a"], [1]), "NoneType and strings"),
+        ((np.zeros((2, 2)), [0, 0], [1], np.zeros((2, 2)), [b"a", b"b"]), "integers and bytes"),
+        ((np.zeros((2, 2)), ["a", "b"], [1], np.zeros((2, 2)), [b"a", b"b"]), "strings and bytes"),
+        ((torch.zeros(2, 2, dtype=torch.complex64), [0, 0], [1]), "dtype complex64"),
+        ((torch.zeros(2, 2).to_sparse(), [0, 0], [1]), "sparse tensor"),
         ((np.zeros((2, 2)), [0, 0], [1], np.zeros((2, 3)), [0, 0]), "size 2. Got 3"),
         ((np.zeros((2, 2)), [0, 0], [1], np.zeros((2, 2))), "together"),
         ((np.zeros((2, 2)), [0, 0], [1], np.zeros((2, 2)), ["a", "b"]), "one kind"),

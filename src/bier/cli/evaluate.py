@@ -13,7 +13,6 @@ from bier.cli.terminal import (
     Cache,
     Json,
     Root,
-    Size,
     SkipBroken,
     console,
     counted_step,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from bier.evaluate.ensemble import EnsembleResult
     from bier.models.model import Untrained
 
+SIZE_HELP = "The test set of vehicleid: small, medium or large. \\[default: the one of the run, or small]"
 Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders or model folders.")]
 EmbeddingsFile = Annotated[
     Path | None, typer.Option("--embeddings", metavar="FILE", help="Measure a file that `bier embed` wrote.")
@@ -67,7 +67,7 @@ def evaluate(
     backbone: Backbone = None,
     data: DataName = None,
     root: Root = None,
-    size: Size = "small",
+    size: Annotated[str | None, typer.Option("--size", metavar="SIZE", help=SIZE_HELP)] = None,
     part: PartName = None,
     cache: Cache = None,
     skip_broken: SkipBroken = False,
@@ -158,7 +158,7 @@ def _measure(
     run: "Path | Untrained",
     data: str | None,
     root: Path | None,
-    size: str,
+    size: str | None,
     part: str | None,
     cache: Path | None,
     skip_broken: bool,
@@ -288,8 +288,11 @@ def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
         console.print(single_table(name, row))
         if "same" in row:
             console.print(same_table(row["same"]))
-    else:
-        console.print(comparison_table(found))
+    else:  # networks that classify have other numbers than those that search
+        for kind in ("recall", "accuracy"):
+            rows = {name: row for name, row in found.items() if kind in row}
+            if rows:
+                console.print(comparison_table(rows))
     for name, row in found.items():
         say_skipped(row.get("skipped", ()))
         if "rerank" in row:

@@ -87,18 +87,27 @@ class Assessment:
 
 
 def data_settings(
-    run: Path | Untrained, data: str | None = None, root: Path | None = None, size: str = "small"
+    run: Path | Untrained, data: str | None = None, root: Path | None = None, size: str | None = None
 ) -> tuple[DataConfig, bool]:
     """The settings of the data set that a run is measured on, and whether it is the one that it was trained on.
 
     Without `data` it is the data set of the run, at `root` if the images have moved. A user's own data that the run was
-    trained on keeps the division of the run when it is named again.
+    trained on keeps the division of the run when it is named again. `size` chooses another test set of vehicleid.
     """
+    settings, own = _named_settings(run, data, root)
+    if size is None:
+        return settings, own
+    if settings.name != "vehicleid":
+        raise ConfigError(f"--size chooses a test set of vehicleid. The data here is {settings.name}.")
+    return Config(data=settings).with_settings({"data.size": size}).data, own
+
+
+def _named_settings(run: Path | Untrained, data: str | None, root: Path | None) -> tuple[DataConfig, bool]:
     config = None
     if isinstance(run, Path) and (run / "config.toml").is_file():
         config = Config.from_toml(run / "config.toml")
     if data is not None and (config is None or not _same_data(config.data, data, root)):
-        named = {"data.name": data, "data.root": str(root or ""), "data.size": size}
+        named = {"data.name": data, "data.root": str(root or "")}
         return Config().with_settings(named).data, False
     if config is None:
         raise ConfigError(f"{run} is a model without a run's config.toml; name a data set with --data.")

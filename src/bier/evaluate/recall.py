@@ -1,8 +1,9 @@
 """Recall@K, mAP@R and R-Precision, from vectors and labels."""
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import torch
@@ -20,6 +21,12 @@ Labels = ArrayLike | torch.Tensor
 def as_matrix(vectors: Vectors, name: str = "vectors") -> torch.Tensor:
     """Return a float32 CPU matrix (N, d), without a copy where it already is one of ordinary size."""
     if isinstance(vectors, torch.Tensor):
+        if vectors.layout != torch.strided or vectors.is_complex() or vectors.is_quantized:
+            kind = f"{vectors.dtype}".removeprefix("torch.")
+            raise DataError(
+                f"The '{name}' parameter must be a dense matrix of real numbers. "
+                f"Got a {'dense' if vectors.layout == torch.strided else 'sparse'} tensor of dtype {kind} instead."
+            )
         matrix = vectors.detach().to("cpu")
     else:
         array = np.asarray(vectors)
@@ -72,33 +79,63 @@ def encode_labels(
     """Number the labels 0..C-1 alike on both sides; labels are integers or strings."""
     queries = _flat(labels, count, "labels")
     if gallery_labels is None:
-        return torch.from_numpy(np.unique(queries, return_inverse=True)[1].reshape(-1).astype(np.int64)), None
+        return _codes(queries), None
     gallery = _flat(gallery_labels, gallery_count, "gallery_labels")
-    if (queries.dtype.kind in "US") != (gallery.dtype.kind in "US"):
+    kinds = [_kind_of(array) for array in (queries, gallery)]
+    if kinds[0] != kinds[1]:
         raise DataError(
-            f"The 'labels' and 'gallery_labels' parameters must be of one kind. "
-            f"Got {queries.dtype} and {gallery.dtype} instead."
+            f"The 'labels' and 'gallery_labels' parameters must be of one kind. Got {kinds[0]} and {kinds[1]} instead."
         )
-    codes = np.unique(np.concatenate([queries, gallery]), return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return torch.from_numpy(codes[:count].copy()), torch.from_numpy(codes[count:].copy())
+    if queries.dtype != gallery.dtype:  # numpy would round int64 beside uint64
+        queries, gallery = queries.astype(object), gallery.astype(object)
+    codes = _codes(np.concatenate([queries, gallery]))
+    return codes[:count].clone(), codes[count:].clone()
 
 
-def _flat(labels: Labels, count: int, name: str) -> NDArray[np.generic]:
-    array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+def _codes(labels: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64))
+
+
+def _flat(labels: Labels, count: int, name: str) -> NDArray[Any]:
+    """One label per vector. What is no array stays Python's: numpy would round large integers and cut a final NUL."""
+    if isinstance(labels, torch.Tensor):
+        array: NDArray[Any] = labels.detach().to_dense().cpu().numpy()
+    else:
+        array = labels if isinstance(labels, np.ndarray) else np.asarray(labels, dtype=object)
     if array.shape != (count,):
         raise DataError(
             f"The '{name}' parameter must give one label per vector, {count} in all. Got shape {array.shape} instead."
         )
-    if array.dtype.kind not in "iubUS":
-        raise DataError(f"The '{name}' parameter must hold integers or strings. Got dtype {array.dtype} instead.")
+    kind = _kind_of(array)
+    if kind not in ("integers", "strings", "bytes"):
+        raise DataError(f"The '{name}' parameter must hold integers or strings, not both. Got {kind} instead.")
     return array
 
 
-def check_ks(ks: Iterable[int]) -> tuple[int, ...]:
-    """Return the distinct K in growing order."""
-    values = sorted({int(k) for k in ks})
+def _kind_of(labels: NDArray[Any]) -> str:
+    if labels.dtype != object:
+        return {"U": "strings", "S": "bytes"}.get(labels.dtype.kind) or (
+            "integers" if labels.dtype.kind in "iub" else f"dtype {labels.dtype}"
+        )
+    types = sorted({_type_of(label) for label in labels})
+    return " and ".join(types)
+
+
+def _type_of(label: object) -> str:
+    for types, name in (((str,), "strings"), ((bytes,), "bytes"), ((int, np.integer, np.bool_), "integers")):
+        if isinstance(label, types):
+            return name
+    return type(label).__name__
+
+
+def check_ks(ks: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """Return the distinct K in growing order; an integer is a list of one."""
+    try:
+        values = sorted({operator.index(k) for k in ([ks] if isinstance(ks, SupportsIndex) else ks)})
+    except TypeError:
+        values = []
     if not values or values[0] < 1:
-        raise DataError(f"The 'ks' parameter must hold at least one K, each 1 or more. Got {values} instead.")
+        raise DataError(f"The 'ks' parameter must hold at least one K, each an integer of 1 or more. Got {ks} instead.")
     return tuple(values)
 
 
@@ -124,7 +161,7 @@ NO_POSITIVE = -1
 def recall_at_k(
     vectors: Vectors,
     labels: Labels,
-    ks: Iterable[int],
+    ks: SupportsIndex | Iterable[SupportsIndex],
     gallery: Vectors | None = None,
     gallery_labels: Labels | None = None,
 ) -> dict[int, float]:
@@ -141,7 +178,7 @@ def recall_at_k(
     Args:
         vectors: the queries (N, d), compared by dot product, which is the similarity of two test-time vectors.
         labels: the class of each query, integers or strings.
-        ks: the values of K.
+        ks: the values of K, or one of them.
         gallery: the vectors (G, d) that are searched; by default the queries, each among the others.
         gallery_labels: their classes.
 
@@ -172,7 +209,7 @@ def ranks(
     return count_ahead(queries, others, torch.ones(1, 1, dtype=torch.float64), progress=progress)[0].numpy()
 
 
-def recall_from_ranks(ranks: NDArray[np.int64], ks: Iterable[int]) -> dict[int, float]:
+def recall_from_ranks(ranks: NDArray[np.int64], ks: SupportsIndex | Iterable[SupportsIndex]) -> dict[int, float]:
     """Return {K: percent} from what `ranks` gives."""
     return {k: 100.0 * float(np.mean((ranks != NO_POSITIVE) & (ranks < k))) for k in check_ks(ks)}
 
