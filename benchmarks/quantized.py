@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import bier
 from _report import Report
 from bier.config import Config
-from bier.data import load_for
+from bier.data import load
 from bier.models.quantization import quantize_embeddings
 from bier.search import Index
 
@@ -42,7 +42,7 @@ def encoded(name: str, root: Path, folder: Path | None) -> tuple[NDArray[np.floa
         with np.load(kept, allow_pickle=False) as arrays:
             return arrays["vectors"], arrays["labels"]
     settings = {"data.name": name, "data.root": str(root), "data.validation": 0.2}
-    test = load_for(Config().with_settings(settings).data)["test"]
+    test = load(Config().with_settings(settings).data)["test"]
     vectors = bier.pretrained(BACKBONE).encode(list(test.images), progress=True)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)

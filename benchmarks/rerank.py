@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import bier
 from _report import Report
 from bier.config import Config
-from bier.data import Dataset, load_for
+from bier.data import Dataset, load
 from bier.evaluate.dataset import find_same
 from bier.evaluate.reranking import Reranked, evaluate_reranking
 from bier.evaluate.verification import count_pairs, operate
@@ -82,7 +82,7 @@ def show_same(model: bier.Model, dataset: Dataset, vectors: Vectors, labels: NDA
 def measure(name: str, arguments: argparse.Namespace, report: Report) -> None:
     root = arguments.root / "grocery" if name == "folder" else arguments.root
     settings = {"data.name": name, "data.root": str(root), "data.validation": 0.2}
-    dataset = load_for(Config().with_settings(settings).data)
+    dataset = load(Config().with_settings(settings).data)
     model = bier.load(arguments.model) if arguments.model else bier.pretrained("efficientnet_lite0")
     kept = arguments.vectors and arguments.vectors / f"{name}.npy"
     vectors, labels = encoded(model, dataset, kept), dataset["test"].labels

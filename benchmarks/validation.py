@@ -17,7 +17,7 @@ import torch
 
 import bier
 from bier.config import Config, parse_settings
-from bier.data import load_for
+from bier.data import load
 from bier.evaluate.dataset import assess, assess_untrained
 from bier.training import resolve, train
 from bier.training.run_folder import CONFIG, model_folder, read_metrics
@@ -29,7 +29,7 @@ MOST_BELOW = 0.5
 def measured(run: Path, steps: list[int], cache: Path | None) -> dict[int, tuple[float, float]]:
     """R@1 and MAP@R on the test classes at each step; 0 is the untrained backbone."""
     config = Config.from_toml(run / CONFIG)
-    dataset, file = load_for(config.data), run / "test.json"
+    dataset, file = load(config.data), run / "test.json"
     known = {int(step): tuple(row) for step, row in json.loads(file.read_text()).items()} if file.is_file() else {}
     for step in (step for step in steps if step not in known):
         if step:

@@ -101,7 +101,7 @@ class DataConfig(Section):
     size: Literal["small", "medium", "large"] = setting("small", "the test set of vehicleid")
     seed: int = setting(0, "fixes how the data is divided, and the pixels of glyphs", least=0)
     split: Literal["classes", "inside"] = setting("classes", "test classes unseen in training, or a part of each class")
-    test_share: float = setting(0.5, "share of the classes that are for testing", least=0, most=1)
+    test_share: float = setting(0.5, "share of the classes that are for testing", least=0.01, most=0.99)
     validation: float = setting(0.0, "share of the training classes held out to validate on", least=0, most=0.9)
     validation_classes: int = setting(
         0,

@@ -44,14 +44,38 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Reading
 
 
-def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a regular file. O_NONBLOCK, because opening a pipe would wait until another process writes to it."""
+def open_file(path: str | os.PathLike[str], most: int = -1) -> io.BufferedReader:
+    """Open a regular file, to read it. O_NONBLOCK, because opening a pipe would wait until another process writes.
+
+    most: bytes; a larger file is an OSError.
+    """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    kind = os.fstat(handle).st_mode
-    if stat.S_ISREG(kind):
+    status, name = os.fstat(handle), os.fspath(path)
+    if stat.S_ISREG(status.st_mode) and not 0 <= most < status.st_size:
         return open(handle, "rb")  # noqa: PTH123 - a handle, which the caller closes
     os.close(handle)
-    raise IsADirectoryError(errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else OSError("it is not a file")
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a file", name)
+    raise OSError(errno.EFBIG, f"the file must have at most {most:,} bytes", name)
+
+
+def read_file(path: str | os.PathLike[str], most: int = 2**26) -> bytes:
+    """The whole of a regular file, such as a manifest or settings, that may be anybody's: see `open_file`."""
+    with open_file(path, most) as file:
+        return file.read()
+
+
+def place_of(place: str | os.PathLike[str]) -> Path | str:
+    """What an argument names: a path, also of `file:///...`, or a URL as text, which fsspec opens."""
+    text = os.fspath(place)
+    if not is_url(text):
+        return Path(place)
+    scheme, _, rest = text.partition("://")
+    return (
+        Path(rest if rest.startswith("/") else f"/{rest}") if scheme in ("file", "local") and "::" not in text else text
+    )
 
 
 def is_url(place: object) -> bool:

@@ -2,12 +2,13 @@
 
 import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from bier.errors import WriteError
-from bier.files import checksum, exchange, flush_folder, folder_aside, linked, write, writing
+from bier.files import checksum, exchange, flush_folder, folder_aside, linked, read_file, write, writing
 
 RECORD = ".bier.json"
 
@@ -37,6 +38,22 @@ def folder_kind(folder: Path) -> str | None:
     return None if record is None else record[0]
 
 
+def written_by_us(folder: str | os.PathLike[str], names: Collection[str]) -> str | None:
+    """What we have written into a folder with files of these names: "index", "run", "model" or the like, else None."""
+    if RECORD in names:
+        return folder_kind(Path(folder))
+    if {"config.toml", "metrics.jsonl"} <= set(names):
+        return "run"
+    if "model.safetensors" in names and {"model.json", "config.json"} & set(names):
+        return "model"
+    if "manifest.json" in names:
+        try:
+            return "index" if json.loads(read_file(Path(folder, "manifest.json")))["format"] == "bier-index" else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+    return None
+
+
 def _own_files(folder: Path, kind: str) -> dict[str, list[str]]:
     """The files that we wrote, by name, with the checksums that they may have."""
     if folder.exists() and not folder.is_dir():
@@ -63,7 +80,7 @@ def _refused(message: str) -> WriteError:
 def _read_record(folder: Path) -> tuple[str, dict[str, list[str]]] | None:
     """(kind, files) of the record of a folder of ours; None where there is none that can be read."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads(read_file(folder / RECORD))
         kind, ours = record["kind"], record["files"]
         if isinstance(kind, str) and all(Path(name).name == name and isinstance(ours[name], list) for name in ours):
             return kind, dict(ours)

@@ -7,7 +7,7 @@ import pytest
 from scipy.io import savemat
 
 from bier.data import Dataset, expected, load
-from bier.errors import DataError
+from bier.errors import ConfigError, DataError
 
 
 def write(path: Path, *lines: str) -> None:
@@ -218,7 +218,7 @@ def test_vehicleid_has_three_test_sizes(tmp_path: Path) -> None:
         assert dataset.split == {"kind": "official", "size": size}
         assert dataset.counts()["train"] == {"images": 3, "classes": 2}
         assert expected("vehicleid", size)["test"] == {"classes": count}
-    with pytest.raises(DataError, match=r"small, medium or large\. Got 'huge'"):
+    with pytest.raises(ConfigError, match=r"small, medium, large\. Got 'huge'"):
         load("vehicleid", tmp_path, size="huge")
 
 

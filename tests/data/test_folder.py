@@ -1,13 +1,18 @@
 """Any folder of images: one folder per class."""
 
+import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from bier.data import Part, list_images, load
 from bier.errors import DataError
 from bier.files import file_named
+from bier.folders import own_folder
 
 
 def touch(*paths: Path) -> None:
@@ -170,3 +175,40 @@ def test_nothing_to_read_is_said(tmp_path: Path) -> None:
     touch(tmp_path / "a" / "x.jpg")
     with pytest.raises(DataError, match="at least two classes"):
         load("folder", tmp_path)
+
+
+def test_what_bier_has_written_is_no_class(
+    tmp_path: Path, pictures: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    """With `--root .` and the default `--out`, pictures of reports were read, test pictures among them."""
+    shutil.copytree(pictures, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    for name in ("config.toml", "metrics.jsonl", "curve.png"):
+        (tmp_path / "runs" / "mine" / name).touch()
+    with own_folder(tmp_path / "audit", "audit") as folder:
+        shutil.copyfile(pictures / "class 0" / "0.png", folder / "worst.png")
+    (tmp_path / "shop.index").mkdir()
+    (tmp_path / "shop.index" / "manifest.json").write_text('{"format": "bier-index"}')
+    touch(tmp_path / "shop.index" / "x.png")
+    code, out, err = cli("data", "check", "--data", "folder", "--root", tmp_path, "--json")
+    assert code == 0, err
+    counts = json.loads(out)
+    assert sum(counts[part]["images"] for part in ("train", "test")) == 64
+    for told in ("audit (audit)", "runs/mine (run)", "shop.index (index)"):
+        assert told in err
+    assert len(list_images(tmp_path / "audit")) == 1  # unless it is asked for
+
+
+def test_a_url_divides_as_the_folder_does(pictures: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
+    remote = fsspec.filesystem("memory")
+    for path in pictures.rglob("*.png"):
+        remote.pipe(f"/shop/{path.relative_to(pictures).as_posix()}", path.read_bytes())
+    here = load("folder", pictures, seed=2)
+    for url in (f"file://{pictures}", "memory://shop"):
+        there = load("folder", url, seed=2)
+        assert there.split == here.split
+        assert there["test"].ids == here["test"].ids
+        code, _, err = cli("data", "check", "--data", "folder", "--root", url)
+        assert code == 0, err
+    with pytest.raises(DataError, match="only folder and table take a URL"):
+        load("cub", "memory://shop")

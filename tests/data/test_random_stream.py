@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bier.data.part import RandomStream
+from bier.data.records import RandomStream
 
 
 def test_the_stream_never_changes() -> None:

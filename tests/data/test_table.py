@@ -39,7 +39,7 @@ def test_the_listing_keeps_the_text_of_paths_and_labels(tmp_path: Path) -> None:
     assert part.root == tmp_path
     assert part.boxes is not None
     assert part.boxes[1].tolist() == [0, 1, 2, 3]
-    with pytest.raises(DataError, match="row 4: the column 'label' must not be empty"):
+    with pytest.raises(DataError, match="line 4: the column 'label' must not be empty"):
         load("table", tmp_path)
 
 
@@ -132,18 +132,18 @@ def test_parquet_gives_the_same_as_csv(tmp_path: Path) -> None:
         ("path,label\n" + "x" * 200_000 + ",a\n", "must be a CSV file"),
         ("file,label\n1,a\n", r"column 'path'\. It has file, label"),
         ("path,class\n1,a\n", "column 'label'"),
-        ("path,label\n1,a\n2\n", "row 3: expected 2 columns"),
-        ("path,label\n1,a\n2,\n", "row 3: the column 'label' must not be empty"),
-        ("path,label,split\n1,a,train\n2,b,dev\n", "row 3: the column 'split'.*Got 'dev'"),
+        ("path,label\n1,a\n2\n", "line 3: expected 2 columns"),
+        ("path,label\n1,a\n2,\n", "line 3: the column 'label' must not be empty"),
+        ("path,label,split\n1,a,train\n2,b,dev\n", "line 3: the column 'split'.*Got 'dev'"),
         ("path,label,split\n1,a,train\n2,b,train\n", "none for test"),
-        ("path,label,is_query\n1,a,perhaps\n", "row 2: the column 'is_query'.*Got 'perhaps'"),
-        ("path,label,split,is_query,is_gallery\n1,a,train,,\n2,b,test,1,0\n3,b,test,1,1\n", "row 4: .* both"),
-        ("path,label,split,is_query,is_gallery\n1,a,train,,\n2,b,test,1,0\n3,b,test,,\n", "row 4: .* neither"),
+        ("path,label,is_query\n1,a,perhaps\n", "line 2: the column 'is_query'.*Got 'perhaps'"),
+        ("path,label,split,is_query,is_gallery\n1,a,train,,\n2,b,test,1,0\n3,b,test,1,1\n", "line 4: .* both"),
+        ("path,label,split,is_query,is_gallery\n1,a,train,,\n2,b,test,1,0\n3,b,test,,\n", "line 4: .* neither"),
         ("path,label,split,is_query\n1,a,train,\n2,b,test,1\n3,b,test,1\n", "none for gallery"),
         ("path,label,x1,y1\n1,a,0,0\n", "It lacks x2, y2"),
-        ("path,label,x1,y1,x2,y2\n1,a,0,0,five,5\n", "row 2: the column 'x2' must be a number. Got 'five'"),
-        ("path,label,x1,y1,x2,y2\n1,a,0,0,5,5\n2,a,9,0,5,5\n", "row 3: the box"),
-        ("path,label,x1,y1,x2,y2\n1,a,0,0,5,\n", "row 2: the box"),
+        ("path,label,x1,y1,x2,y2\n1,a,0,0,five,5\n", "line 2: the column 'x2' must be a number. Got 'five'"),
+        ("path,label,x1,y1,x2,y2\n1,a,0,0,5,5\n2,a,9,0,5,5\n", "line 3: the box"),
+        ("path,label,x1,y1,x2,y2\n1,a,0,0,5,\n", "line 2: the box"),
     ],
 )
 def test_what_is_wrong_is_named_by_column_and_row(tmp_path: Path, text: str, message: str) -> None:
@@ -158,3 +158,34 @@ def test_a_root_without_one_table_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     with pytest.raises(DataError, match="holds 2 such files"):
         load("table", tmp_path)
+
+
+def test_rows_are_named_by_their_line_also_below_blank_lines_and_cells_of_several(tmp_path: Path) -> None:
+    text = 'path,label\n1,a\n\n\n"2","b\nc"\n3,\n'
+    with pytest.raises(DataError, match=r"images\.csv, line 7: the column 'label' must not be empty"):
+        load("table", table(tmp_path, text))
+
+
+def test_other_columns_become_metadata(tmp_path: Path) -> None:
+    text = "path,label,year,shop,article,,sold\n1,a,2024,north,007,x,true\n2,b,,,,,1e400\n"
+    part = list_images(table(tmp_path, text))
+    assert part.metadata == (
+        {"year": 2024, "shop": "north", "article": "007", "sold": True},
+        {"sold": "1e400"},
+    )
+    assert part.select([1]).metadata == ({"sold": "1e400"},)
+    columns = {"path": ["1"], "year": [2024], "bytes": [b"x"], "list": [[1]], "code": ["007"], "share": [float("nan")]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert list_images(tmp_path / "t.parquet").metadata == ({"year": 2024, "code": "007"},)
+    with pytest.raises(DataError, match="must not have a column '_stamp'"):
+        list_images(table(tmp_path, "path,_stamp\n1,2\n"))
+
+
+def test_two_boxes_in_one_picture_have_ids_of_their_own(tmp_path: Path) -> None:
+    text = "path,label,x1,y1,x2,y2\na,x,0,0,5,5\na,y,5,0,10.5,5\nb,x,0,0,5,5\na,x,,,,\n"
+    part = list_images(table(tmp_path, text))
+    assert part.ids == ("a#0,0,5,5", "a#5,0,10.5,5", "b", "a")
+    assert part.images == (tmp_path / "a", tmp_path / "a", tmp_path / "b", tmp_path / "a")
+    assert part.metadata is not None
+    assert part.metadata[1] == {"_box": [5, 0, 10.5, 5], "_path": "a"}
+    assert part.metadata[2:] == ({"_box": [0, 0, 5, 5]}, {})

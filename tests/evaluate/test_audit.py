@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bier.data.part import Part
+from bier.data.records import Part
 from bier.errors import DataError
 from bier.evaluate import audit as audit_module
 from bier.evaluate.audit import (

@@ -221,11 +221,11 @@ def test_on_real_groceries_a_missing_class_gives_an_empty_answer(shared_data: Pa
     """Real photographs: found on training and validation classes; each query's class is taken out of the test part."""
     import bier
     from bier.config import Config
-    from bier.data import load_for
+    from bier.data import load
     from bier.evaluate.dataset import find_same
 
     settings = {"data.name": "folder", "data.root": str(shared_data / "grocery"), "data.validation": 0.2}
-    dataset = load_for(Config().with_settings(settings).data)
+    dataset = load(Config().with_settings(settings).data)
     model = bier.pretrained("efficientnet_lite0")
     kept = find_same(model, dataset)
     assert kept is not None

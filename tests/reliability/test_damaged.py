@@ -274,7 +274,7 @@ def test_drawn_characters_of_the_server(tally: Any, how_many: HowMany, tmp_path:
     labels, classes = np.array([0, 0, 1, 1]), ("a", "b")
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 6, 3), dtype=np.uint8)
     drawn = Dataset("glyphs", {"test": Part(pixels, labels, classes)}, KS)
-    monkeypatch.setattr("bier.collection.served.load_for", lambda _: drawn)
+    monkeypatch.setattr("bier.collection.served.load_data", lambda _: drawn)
 
     def answer() -> bytes:
         part = _dataset(tmp_path / "run", Config().data)["test"]

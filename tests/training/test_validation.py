@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bier
-from bier.config import Config
-from bier.data.part import Dataset, Part, SplitPlan, divide
+from bier.config import Config, DataConfig
+from bier.data.records import Dataset, Part, divide
 from bier.evaluate.recall import rank_r
 from bier.training import resolve
 from bier.training.loop import TrainerState
@@ -128,7 +128,7 @@ def test_how_many_classes_are_held_out(classes: int, expected: int) -> None:
         np.repeat(np.arange(2 * classes), 4),
         tuple(map(str, range(2 * classes))),
     )
-    plan = SplitPlan(validation=0.1, validation_classes=20)
+    plan = DataConfig(validation=0.1, validation_classes=20)
     dataset = divide("mine", everything, plan, (1,))
     assert dataset["validation"].present == expected
     assert dataset["train"].present == classes - expected

@@ -5,6 +5,7 @@ inside the function, so that help and mistakes in options show at once.
 """
 
 import inspect
+import logging
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from bier.cli import backbones, data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
-from bier.cli.terminal import command, say
+from bier.cli.terminal import command, is_first_process, say
 from bier.errors import BierError, ConfigError
 
 # Messages of torch, C++ and the system where memory runs out; there is no exception type for it.
@@ -70,6 +71,17 @@ for _one in (*app.registered_commands, *data.app.registered_commands, *paper.app
     # Typer keeps the line breaks of a docstring, and breaks its lines once more where the terminal is narrower.
     _one.cls = _Command
     _one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(_one.callback) or "")
+
+
+class _Notes(logging.Handler):
+    """Prints what `bier` logs, such as folders that a listing leaves out; of several processes the first does."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if is_first_process():
+            say(f"bier: {record.getMessage()}")
+
+
+logging.getLogger("bier").handlers[:] = [_Notes()]
 
 
 def main() -> NoReturn:

@@ -25,7 +25,7 @@ from bier.cli.terminal import (
     untrained,
 )
 from bier.errors import DataError
-from bier.files import file_aside, printable, writing
+from bier.files import file_aside, is_url, printable, writing
 from bier.folders import check_own_folder
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def audit(
     with progress_bar() as bar:
         model = load_model(untrained(backbone or "efficientnet_lite0"))
         done = audit_dataset(model, dataset, cache, progress=follow_steps(bar))
-    place = None if root is None else root.expanduser()
+    place = None if root is None or is_url(root) else Path(root).expanduser()
     base = place.parent if place is not None and place.is_file() else place
     written = [] if out is None else [str(path) for path in done.write(out, base)]
     seconds = round(perf_counter() - start, 3)

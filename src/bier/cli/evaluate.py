@@ -143,7 +143,7 @@ def evaluate(
 
 def _measure_file(file: Path, rerank: Sequence[str], report: Path | None) -> dict[str, Any]:
     with progress_bar() as bar, step(bar, f"measuring {file}"):
-        from bier.data.part import ALL
+        from bier.data.records import ALL
         from bier.evaluate.dataset import Measured
 
         result = _from_file(file)
@@ -157,7 +157,7 @@ def _measure_file(file: Path, rerank: Sequence[str], report: Path | None) -> dic
 def _measure(
     run: "Path | Untrained",
     data: str | None,
-    root: Path | None,
+    root: str | None,
     size: str | None,
     part: str | None,
     cache: Path | None,
@@ -167,18 +167,18 @@ def _measure(
     with_untrained: bool,
 ) -> dict[str, Any]:
     with progress_bar() as bar:
-        from bier.data import load_for
-        from bier.data.part import ALL
+        from bier.data import load as load_data
+        from bier.data.records import ALL
         from bier.distributed import rank
         from bier.evaluate.dataset import assess, assess_classifier, data_settings
         from bier.models.model import load
 
         model = load(run)
         settings, own = data_settings(run, data, root, size)
-        dataset = load_for(settings)
+        dataset = load_data(settings)
         if part is None and not own and dataset.divided:
             part = ALL
-        root = root or (Path(settings.root) if settings.root else None)
+        root = root or settings.root or None
         cache = cache or (Path(settings.cache) if settings.cache else None)
         skip_broken = skip_broken or settings.skip_broken
         options: dict[str, Any] = {"part": part, "cache": cache, "skip_broken": skip_broken}

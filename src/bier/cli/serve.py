@@ -119,7 +119,7 @@ def serve(
 def _collection(
     run: "Path | Untrained | None",
     data: str | None,
-    root: Path | None,
+    root: str | None,
     images: Path | None,
     index: Path | None,
     store: str | None,

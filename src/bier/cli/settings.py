@@ -41,7 +41,7 @@ def settings(
     bier settings diversity --data glyphs --method a-bier
     """
     from bier.config import described
-    from bier.data.catalog import check_name
+    from bier.data import check_name
     from bier.training import resolve
 
     known = described()

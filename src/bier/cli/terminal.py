@@ -41,16 +41,17 @@ Data = Annotated[
     ),
 ]
 Root = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--root",
         metavar="PATH",
-        help="Where the data set is: its folder or the folder that contains it; for table and features the file.",
+        help="Where the data set is: its folder or the folder that contains it; for table and features the file. "
+        "For folder and table also a URL.",
     ),
 ]
 
 
-def check_root(data: str, root: Path | None) -> None:
+def check_root(data: str, root: str | None) -> None:
     """Without --data a folder would be passed over in silence, and drawn characters trained on."""
     if data == "glyphs" and root is not None:
         raise ConfigError(

@@ -120,7 +120,7 @@ def train(
     torchrun --nproc-per-node 2 --max-restarts 3 -m bier train --data glyphs
     """
     from bier.config import Config, parse_settings
-    from bier.data.catalog import check_name
+    from bier.data import check_name
     from bier.training import resolve
 
     chosen = parse_settings(settings or [])

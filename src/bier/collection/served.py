@@ -16,8 +16,9 @@ from bier import files
 from bier.collection.encoding import ImageSource, about_model, fingerprint
 from bier.collection.stored import image_path, model_of, open_collection, run_folder
 from bier.config import DataConfig
-from bier.data import Dataset, Part, list_images, load_for
-from bier.data.part import ALL
+from bier.data import Dataset, Part, list_images
+from bier.data import load as load_data
+from bier.data.records import ALL
 from bier.errors import BierError, DataError, ModelError, SearchError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
@@ -124,14 +125,14 @@ def data_collection(
 def _dataset(run: Path | Untrained, settings: DataConfig) -> Dataset:
     """The data set of the settings. The test part of glyphs is kept: drawing takes seconds and depends on nothing."""
     if settings.name != "glyphs" or isinstance(run, Untrained):
-        return load_for(settings)
+        return load_data(settings)
     file = run_folder(run) / "serve" / f"glyphs-{settings.seed}-{settings.validation:g}.safetensors"
     try:
         kept, words = files.read_tensors(file)
         part = Part(kept["images"], kept["labels"], tuple(json.loads(words["classes"])))
         return Dataset("glyphs", {"test": part}, KS)
     except (OSError, ValueError, KeyError):
-        dataset = load_for(settings)
+        dataset = load_data(settings)
     part = dataset["test"]
     with suppress(OSError):  # where nothing can be written, they are drawn at the next start again
         file.parent.mkdir(parents=True, exist_ok=True)

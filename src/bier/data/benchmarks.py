@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bier.data.part import Dataset, Part, Protocol
-from bier.data.sources import list_images
+from bier.data.listing import list_images
+from bier.data.records import Dataset, Part, Protocol
 from bier.errors import DataError, needs
 
 Counts = Mapping[str, Mapping[str, int]]
@@ -303,8 +304,6 @@ VEHICLEID_KS = (1, 5)
 
 
 def _read_vehicleid(root: Path, size: str) -> Dataset:
-    if size not in VEHICLES:
-        raise DataError(f"The 'size' of VehicleID must be small, medium or large. Got '{size}' instead.")
     home, _marker = VEHICLEID_LAYOUT.locate(root, "train_test_split")
     VEHICLEID_LAYOUT.need(home / "image")
     test = f"test_list_{VEHICLES[size]}.txt"
@@ -322,3 +321,47 @@ VEHICLEID = Benchmark(
     VEHICLEID_EXPECTED,
     note="The train_list.txt that is in circulation names 13,164 vehicles, 30 more than the paper counts.",
 )
+
+
+CIFAR_LAYOUT = Layout(
+    title="CIFAR-10",
+    folders=("cifar-10-batches-bin",),
+    shape="the binary version, cifar-10-batches-bin/{data_batch_1.bin ... data_batch_5.bin, test_batch.bin}",
+)
+CIFAR_EXPECTED = {
+    "train": {"images": 40000, "classes": 10},
+    "validation": {"images": 10000, "classes": 10},
+    "test": {"images": 10000, "classes": 10},
+}
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR_FILES = {
+    "train": tuple(f"data_batch_{i}.bin" for i in (1, 2, 3, 4)),
+    "validation": ("data_batch_5.bin",),
+    "test": ("test_batch.bin",),
+}
+CIFAR_PIXELS = 3 * 32 * 32
+
+
+def _read_cifar10(root: Path, _: str) -> Dataset:
+    """For classification: batches 1 to 4 train, batch 5 is validation, the test batch is test."""
+    home, _marker = CIFAR_LAYOUT.locate(root, "data_batch_1.bin")
+    parts = {}
+    for which, names in CIFAR_FILES.items():
+        records = np.concatenate([_cifar_records(CIFAR_LAYOUT.need(home / name)) for name in names])
+        pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        parts[which] = Part(np.ascontiguousarray(pixels), records[:, 0].astype(np.int64), CIFAR_CLASSES)
+    return Dataset("cifar10", parts, (1,), "accuracy", {"kind": "official", "validation": "data_batch_5"})
+
+
+def _cifar_records(path: Path) -> NDArray[np.uint8]:
+    """One byte of label, then 3,072 bytes of pixels (all red, all green, all blue), again and again."""
+    content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    if not len(content) or len(content) % (1 + CIFAR_PIXELS):
+        raise DataError(f"{path} must be records of {1 + CIFAR_PIXELS} bytes. Got {len(content)} bytes instead.")
+    records = content.reshape(-1, 1 + CIFAR_PIXELS)
+    if records[:, 0].max() > 9:
+        raise DataError(f"{path}: a label must be from 0 to 9. Got {records[:, 0].max()} instead.")
+    return records
+
+
+CIFAR10 = Benchmark(_read_cifar10, {"": CIFAR_EXPECTED})

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from bier.data.part import Dataset, Part, RandomStream
+from bier.data.records import Dataset, Part, RandomStream
 from bier.errors import DataError
 
 TRAINING = {

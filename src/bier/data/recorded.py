@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bier.data.part import Dataset, Part, concatenated
+from bier.data.records import Dataset, Part, concatenated
 from bier.files import is_url, name_text, printable
 from bier.runs import RecordedImage
 

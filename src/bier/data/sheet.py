@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from bier.data.part import Part
+from bier.data.records import Part
 from bier.errors import ConfigError, DataError
 from bier.files import name_text
 from bier.images.decode import box_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bier import files
 from bier.data import Dataset
-from bier.data.part import ALL, Part
+from bier.data.records import ALL, Part
 from bier.data.sheet import SheetRow, draw_rows
 from bier.errors import DataError
 from bier.evaluate.recall import nearest

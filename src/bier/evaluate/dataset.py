@@ -14,7 +14,7 @@ from torch import Tensor
 from bier import distributed, files
 from bier.config import Config, DataConfig
 from bier.data import Dataset
-from bier.data.part import ALL, Part
+from bier.data.records import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
 from bier.evaluate.verification import Gallery, kept_threshold, model_thresholds
@@ -87,7 +87,7 @@ class Assessment:
 
 
 def data_settings(
-    run: Path | Untrained, data: str | None = None, root: Path | None = None, size: str | None = None
+    run: Path | Untrained, data: str | None = None, root: Path | str | None = None, size: str | None = None
 ) -> tuple[DataConfig, bool]:
     """The settings of the data set that a run is measured on, and whether it is the one that it was trained on.
 
@@ -114,11 +114,14 @@ def _named_settings(run: Path | Untrained, data: str | None, root: Path | None) 
     return (config if root is None else config.with_settings({"data.root": str(root)})).data, True
 
 
-def _same_data(trained_on: DataConfig, data: str, root: Path | None) -> bool:
+def _same_data(trained_on: DataConfig, data: str, root: Path | str | None) -> bool:
     """Whether `data` and `root` name a user's own data that the run was trained on and has divided."""
     if trained_on.name != data or data not in ("folder", "table", "features") or root is None:
         return False
-    return Path(trained_on.root).expanduser().resolve() == root.expanduser().resolve()
+    first, second = files.place_of(trained_on.root), files.place_of(root)
+    if isinstance(first, str) or isinstance(second, str):
+        return first == second
+    return first.expanduser().resolve() == second.expanduser().resolve()
 
 
 def assess(

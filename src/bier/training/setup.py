@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from bier import data, distributed
 from bier.config import LOSSES, Config
 from bier.data import Dataset, Part
-from bier.data.part import concatenated
 from bier.data.recorded import as_recorded
+from bier.data.records import concatenated
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
@@ -190,7 +190,7 @@ def load_data(config: Config) -> Dataset:
     """The data set that a config names, divided as it says; an error where the settings of training do not suit it."""
     if config.loss.name not in LOSSES:  # whether there is such a loss is known before images are read
         metric_loss(config, sizes(config), classes=2)
-    dataset = data.load_for(config.data)
+    dataset = data.load(config.data)
     if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
         others = "binomial-deviance, contrastive, triplet or a loss of pytorch-metric-learning"
         wanted = "cross-entropy" if dataset.protocol == "accuracy" else others

@@ -16,7 +16,7 @@ def test_the_names_are_those_of_the_manual() -> None:
 
 @pytest.mark.parametrize(("wrong", "right"), [("cubs", "cub"), ("glyph", "glyphs"), ("in-shop", "inshop")])
 def test_an_unknown_name_suggests_the_nearest(wrong: str, right: str) -> None:
-    with pytest.raises(DataError, match=rf"Got '{wrong}' instead; did you mean '{right}'\?"):
+    with pytest.raises(DataError, match=rf"Got '{wrong}' instead\. Did you mean '{right}'\?"):
         load(wrong)
     with pytest.raises(DataError, match=r"Got 'zzz' instead\.$"):
         load("zzz")
@@ -36,7 +36,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 def test_impossible_shares_are_refused_for_every_data_set() -> None:
-    with pytest.raises(ConfigError, match="'validation'"):
+    with pytest.raises(ConfigError, match=r"'data\.validation'"):
         load("glyphs", validation=1.5)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from bier.config import DataConfig
 from bier.errors import ConfigError, DataError
 from bier.files import name_text
 
@@ -54,7 +55,10 @@ class Part:
     labels: int64 (N,); labels[i] is an index into `classes`, or UNLABELLED (-1). Parts to train on have no such images.
     boxes: float32 (N, 4) as x1, y1, x2, y2 in pixels of the file, or None. The reader of the images crops to them.
     root, ids: where the images are listed from a folder or a table, its folder and the path of each image from there,
-        as text with "/" (of a table: as it is written there); otherwise None.
+        as text with "/" (of a table: as it is written there); otherwise None. Where a table has several boxes of one
+        file, each id has its box behind the path: `a.jpg#10,20,110,120`.
+    metadata: of a table, what its other columns say about each image; `_path` is the file and `_box` the box, where
+        the id does not say it.
     """
 
     images: Images
@@ -63,6 +67,7 @@ class Part:
     boxes: NDArray[np.float32] | None = None
     root: Path | str | None = None
     ids: tuple[str, ...] | None = None
+    metadata: tuple[Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.images)
@@ -75,8 +80,9 @@ class Part:
             )
         if self.boxes is not None and self.boxes.shape != (count, 4):
             raise DataError(f"The boxes of a part must have shape ({count}, 4). Got {self.boxes.shape} instead.")
-        if self.ids is not None and len(self.ids) != count:
-            raise DataError(f"The ids of a part must be one per image. Got {len(self.ids)} for {count} images.")
+        for name, column in (("ids", self.ids), ("metadata", self.metadata)):
+            if column is not None and len(column) != count:
+                raise DataError(f"The {name} of a part must be one per image. Got {len(column)} for {count} images.")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -105,7 +111,8 @@ class Part:
         images = tuple(self.images[i] for i in at) if isinstance(self.images, tuple) else self.images[at]
         boxes = None if self.boxes is None else self.boxes[at]
         ids = None if self.ids is None else tuple(self.ids[i] for i in at)
-        return replace(self, images=images, labels=self.labels[at], boxes=boxes, ids=ids)
+        metadata = None if self.metadata is None else tuple(self.metadata[i] for i in at)
+        return replace(self, images=images, labels=self.labels[at], boxes=boxes, ids=ids, metadata=metadata)
 
     def only_present(self) -> "Part":
         """The same images with the classes that have none taken out and the labels renumbered, order kept."""
@@ -140,7 +147,7 @@ class Dataset:
 
     @property
     def divided(self) -> bool:
-        """Whether the test part was drawn by a `SplitPlan`, because the data does not say which images are for test."""
+        """Whether the test part was drawn, because the data does not say which images are for test."""
         return "test_share" in self.split
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -174,64 +181,30 @@ NAMES_WRITTEN_OUT = 200  # a part with more classes is described by a digest of 
 _TEST, _VALIDATION = 1, 2  # streams of random numbers, so that one share never moves the other's classes
 
 
-@dataclass(frozen=True)
-class SplitPlan:
-    """How to divide: by `classes` or `inside` them, the seed, and the shares (validation is a share of training).
-
-    validation_classes: hold out at least this many classes, or a quarter where there are fewer than four times as many.
-    """
-
-    kind: Literal["classes", "inside"] = "classes"
-    seed: int = 0
-    test_share: float = 0.5
-    validation: float = 0.0
-    validation_order: Literal["random", "last"] = "random"
-    validation_classes: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("classes", "inside"):
-            raise ConfigError(f"The 'split' of a data set must be 'classes' or 'inside'. Got '{self.kind}' instead.")
-        if not 0 < self.test_share < 1:
-            raise ConfigError(
-                f"The 'test_share' of a data set must be above 0 and below 1. Got {self.test_share} instead."
-            )
-        if self.validation_order not in ("random", "last"):
-            raise ConfigError(
-                "The 'validation_order' of a data set must be 'random' or 'last'. "
-                f"Got '{self.validation_order}' instead."
-            )
-        if self.validation_order == "last" and self.kind == "inside":
-            raise ConfigError("'validation_order' = last holds out classes; it does not go with split = inside.")
-        if not 0 <= self.validation < 1:
-            raise ConfigError(
-                f"The 'validation' of a data set must be from 0 to below 1. Got {self.validation} instead."
-            )
+def divide(name: str, everything: Part, settings: DataConfig, ks: tuple[int, ...]) -> Dataset:
+    """Everything divided into "train" and "test", and "validation" if the settings ask for a share of it."""
+    train, test = _apart(everything, settings.test_share, settings, _TEST, f"the data set '{name}'")
+    return held_out(Dataset(name, {"train": train, "test": test}, ks), settings, divided=True)
 
 
-def divide(name: str, everything: Part, plan: SplitPlan, ks: tuple[int, ...]) -> Dataset:
-    """Everything divided into "train" and "test", and "validation" if the plan asks for a share of it."""
-    train, test = _apart(everything, plan.test_share, plan, _TEST, f"the data set '{name}'")
-    return held_out(Dataset(name, {"train": train, "test": test}, ks), plan, divided=True)
-
-
-def held_out(dataset: Dataset, plan: SplitPlan, divided: bool = False) -> Dataset:
+def held_out(dataset: Dataset, settings: DataConfig, divided: bool = False) -> Dataset:
     """The data set with a share of its training moved to the part "validation", and its split described.
 
-    divided: whether the test part is the plan's own work too (then the test's share belongs in the description).
+    divided: whether the test part was drawn by these settings too (then the test's share belongs in the description).
     """
     parts = dict(dataset.parts)
-    split: dict[str, object] = {"kind": plan.kind, "seed": plan.seed} if divided else dict(dataset.split)
+    split: dict[str, object] = {"kind": settings.split, "seed": settings.seed} if divided else dict(dataset.split)
     if divided:
-        split["test_share"] = plan.test_share
-    if plan.validation > 0 and "validation" not in parts:
+        split["test_share"] = settings.test_share
+    if settings.validation > 0 and "validation" not in parts:
         where = f"the training part of '{dataset.name}'"
-        train, validation = _apart(parts.pop("train"), plan.validation, plan, _VALIDATION, where)
+        train, validation = _apart(parts.pop("train"), settings.validation, settings, _VALIDATION, where)
         parts = {"train": train, "validation": validation, **parts}
-        split |= {"seed": plan.seed, "validation": plan.validation, "validation_kind": plan.kind}
-        if plan.validation_classes and plan.kind == "classes":
-            split["validation_classes"] = plan.validation_classes
-        if plan.validation_order != "random":
-            split["validation_order"] = plan.validation_order
+        split |= {"seed": settings.seed, "validation": settings.validation, "validation_kind": settings.split}
+        if settings.validation_classes and settings.split == "classes":
+            split["validation_classes"] = settings.validation_classes
+        if settings.validation_order != "random":
+            split["validation_order"] = settings.validation_order
     if divided or "validation_kind" in split:
         split["parts"] = described(parts)
     return Dataset(dataset.name, parts, dataset.ks, dataset.protocol, split)
@@ -250,10 +223,12 @@ def described(parts: Mapping[str, Part]) -> dict[str, dict[str, object]]:
     return out
 
 
-def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -> tuple[Part, Part]:
+def _apart(part: Part, share: float, settings: DataConfig, stream: int, where: str) -> tuple[Part, Part]:
     """The part without and with the share that was drawn."""
-    if plan.kind == "inside":
-        drawn = _inside(part.labels, share, RandomStream(plan.seed, stream))
+    if settings.split == "inside":
+        if stream == _VALIDATION and settings.validation_order == "last":
+            raise ConfigError("'validation_order' = last holds out classes; it does not go with split = inside.")
+        drawn = _inside(part.labels, share, RandomStream(settings.seed, stream))
         if not drawn.any():
             raise DataError(f"A split inside classes needs a class with two images. There is none in {where}.")
         return part.select(~drawn), part.select(drawn)
@@ -262,12 +237,12 @@ def _apart(part: Part, share: float, plan: SplitPlan, stream: int, where: str) -
         raise DataError(
             f"A split by classes needs at least two classes in {where}. Got {len(present)}; use split='inside' instead."
         )
-    least = min(plan.validation_classes, len(present) // 4) if stream == _VALIDATION else 0
+    least = min(settings.validation_classes, len(present) // 4) if stream == _VALIDATION else 0
     count = min(max(round(len(present) * share), least, 1), len(present) - 1)
-    if stream == _VALIDATION and plan.validation_order == "last":
+    if stream == _VALIDATION and settings.validation_order == "last":
         chosen = present[-count:]
     else:
-        chosen = present[RandomStream(plan.seed, stream).order(len(present))[:count]]
+        chosen = present[RandomStream(settings.seed, stream).order(len(present))[:count]]
     drawn = np.isin(part.labels, chosen)
     return part.select(~drawn).only_present(), part.select(drawn).only_present()
 
