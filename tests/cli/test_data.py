@@ -86,10 +86,10 @@ def test_check_on_the_real_cub(cli, shared_data: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--data", "cbu"), "did you mean 'cub'?"),
+        (("--data", "cbu"), "Did you mean 'cub'?"),
         (("--data", "cub"), "'cub' needs a root"),
         (("--data", "cub", "--root", "/nowhere"), "The official layout is CUB_200_2011/"),
-        (("--validation", "2"), "'validation'"),
+        (("--validation", "2"), "'data.validation'"),
         (("--split", "random"), "split"),
     ],
 )

@@ -58,7 +58,7 @@ def test_what_train_would_use(cli: Cli) -> None:
         (["trian"], "must be one of data, model, loss, diversity, train. Got 'trian' instead. Did you mean 'train'?"),
         (["train.step"], "Did you mean 'train.steps'?"),
         (["--method", "abier"], "Did you mean 'a-bier'?"),
-        (["--data", "glyhps"], "did you mean 'glyphs'?"),
+        (["--data", "glyhps"], "Did you mean 'glyphs'?"),
     ],
 )
 def test_mistakes(cli: Cli, arguments: list[str], expected: str) -> None:

@@ -301,7 +301,7 @@ def test_ctrl_c_in_a_terminal(features_file: Path, tmp_path: Path) -> None:
         (["train", "--set", "train.step=5"], 2, "Did you mean 'train.steps'?"),
         (["train", "--method", "abier"], 2, "Did you mean 'a-bier'?"),
         (["train", "--data", "flowers"], 2, "Got 'flowers' instead"),
-        (["data", "check", "--data", "cbu"], 2, "did you mean 'cub'?"),
+        (["data", "check", "--data", "cbu"], 2, "Did you mean 'cub'?"),
     ],
 )
 def test_help_and_bad_options_do_not_wait_for_torch(arguments: list[str], code: int, printed: str) -> None:

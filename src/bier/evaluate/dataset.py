@@ -102,7 +102,7 @@ def data_settings(
     return Config(data=settings).with_settings({"data.size": size}).data, own
 
 
-def _named_settings(run: Path | Untrained, data: str | None, root: Path | None) -> tuple[DataConfig, bool]:
+def _named_settings(run: Path | Untrained, data: str | None, root: Path | str | None) -> tuple[DataConfig, bool]:
     config = None
     if isinstance(run, Path) and (run / "config.toml").is_file():
         config = Config.from_toml(run / "config.toml")
