@@ -35,7 +35,6 @@ QUESTIONS = {
     "ensemble and all learners": {},
     "first two learners, and all": {"learners": 2},
     "ensemble alone": {"rows": "ensemble"},
-    "ensemble alone, shortlist 400": {"rows": "ensemble", "shortlist": 400},
     "first two learners alone": {"rows": "ensemble", "learners": 2},
 }
 

@@ -94,8 +94,6 @@ def test_an_id_is_a_query_too_and_filters_hold(cli: Cli, index: Path) -> None:
     )
     assert len(found) == 15
     assert {one["label"] for one in found} == {"both", "along"}
-    funnel = results(cli("search", index, "along/0.png", "-k", "3", "--shortlist", "6", "--json"))
-    assert len(funnel) == 3
     code, out, err = cli("search", index, "along/0.png", "-k", "2")
     assert (code, out) == (0, "")
     assert "2 of 24 images" in err
@@ -182,7 +180,7 @@ def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_pat
         assert (json.loads(out)["added"], json.loads(out)["images"]) == (added, 30)
         assert "s3cret" not in out + err
     cli("index", file, "--out", tmp_path / "index")
-    for more in ([], ["--shortlist", "15"], ["--where", "label=2"], ["--learners", "1"]):
+    for more in ([], ["--where", "label=2"], ["--learners", "1"]):
         question = ("photos/4.jpg", "-k", "5", "--json", *more)
         theirs, ours = results(cli("search", uri, *question)), results(cli("search", tmp_path / "index", *question))
         assert [one["id"] for one in theirs] == [one["id"] for one in ours]
@@ -340,8 +338,6 @@ def test_re_ranking_is_that_of_python(
         found = results(cli("search", index, query, "-k", "6", "--rerank", name, "--json"))
         assert [one["id"] for one in found] == expected
         assert [one["rank"] for one in found] == [1, 2, 3, 4, 5, 6]
-    few = results(cli("search", index, "both/3.png", "-k", "3", "--rerank", name, "--shortlist", "5", "--json"))
-    assert len(few) == 3
     same, threshold = with_threshold
     found = results(cli("search", same, "along/0.png", "--same", "--rerank", name, "--json"))
     assert found

@@ -111,7 +111,6 @@ def test_options_of_any_size(attack: Attack, tally: Any, small_run: Path, photos
             ("embed", small_run, photos, *out, "--batch-size", number),
             ("embed", small_run, photos, *out, "--workers", number),
             ("search", index, query, "-k", number),
-            ("search", index, query, "--shortlist", number),
             ("search", index, query, "--learners", number),
             ("export", small_run, "--out", tmp_path / "m.onnx", "--learners", number),
             ("data", "check", "--data", "folder", "--root", photos, "--test-share", number),

@@ -90,42 +90,22 @@ def test_many_queries_are_searched_in_blocks(vectors: np.ndarray, monkeypatch: p
 
 def test_the_graph_finds_nearly_all_and_scores_exactly(vectors: np.ndarray, graph_index: Index) -> None:
     queries = embeddings(100, seed=5)
-    found, exact = graph_index.search(queries, 10), graph_index.search(queries, 10, exact=True)
+    found, exact = graph_index.search(queries, 10), graph_index._vectors.nearest(queries, 10)
     assert graph_index.method == "hnsw"
-    assert recall(found.ids, exact.ids) >= 0.99
+    assert recall(found.ids, exact[0]) >= 0.99
     np.testing.assert_allclose(found.scores, np.einsum("qd,qkd->qk", queries, vectors[found.rows]), rtol=1e-5)
 
 
 def test_the_bits_find_nearly_all_and_the_floats_score_exactly(vectors: np.ndarray) -> None:
     index, queries = Index.build(vectors, groups=GROUPS, kind="binary"), embeddings(100, seed=5)
-    found, exact = index.search(queries, 10), index.search(queries, 10, exact=True)
+    found, exact = index.search(queries, 10), index._vectors.nearest(queries, 10)
     assert index.method == "binary"
-    assert recall(found.ids, exact.ids) >= 0.99
+    assert recall(found.ids, exact[0]) >= 0.99
     np.testing.assert_allclose(found.scores, np.einsum("qd,qkd->qk", queries, vectors[found.rows]), rtol=1e-5)
 
 
 def recall(found: np.ndarray, exact: np.ndarray) -> float:
     return float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found.tolist(), exact.tolist(), strict=True)]))
-
-
-@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
-def test_the_funnel_ranks_the_first_learners_shortlist_by_the_whole_vector(vectors: np.ndarray, kind: str) -> None:
-    index = Index.build(vectors, groups=GROUPS, kind=kind)
-    query = embeddings(1, seed=3)[0]
-    found = index.search(query, k=5, shortlist=400)
-    shortlist = naive(vectors[:, :8], query[:8], 400)
-    wanted = naive(vectors, query, 5, shortlist)
-    if kind == "funnel":  # its shortlist comes from a graph
-        assert recall(found.ids[None], np.array([wanted])) >= 0.8
-    else:
-        assert found.ids.tolist() == wanted
-
-
-def test_a_shortlist_of_everything_is_exact(vectors: np.ndarray) -> None:
-    index = Index.build(vectors[:300], groups=GROUPS, kind="funnel")
-    np.testing.assert_array_equal(
-        index.search(vectors[:9], 4, shortlist=300).ids, index.search(vectors[:9], 4, exact=True).ids
-    )
 
 
 def test_auto_follows_the_size(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +121,7 @@ def test_auto_follows_the_size(vectors: np.ndarray, monkeypatch: pytest.MonkeyPa
     assert Index.build(vectors[:2_001], groups=GROUPS).method == "hnsw"
 
 
-@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw"])
 def test_removed_images_never_come_back(vectors: np.ndarray, kind: str) -> None:
     index = Index.build(vectors[:2_000], groups=GROUPS, kind=kind)
     gone = index.search(vectors[7], 50).ids.tolist()
@@ -177,58 +157,6 @@ def test_replacing_an_id(vectors: np.ndarray) -> None:
     assert len(index) == 51
     np.testing.assert_array_equal(index.vectors([3])[0], vectors[61])
     assert index.entries([3, 4]) == [Entry(3, "new"), Entry(4, "old")]
-
-
-def filters(count: int) -> list:
-    rng = np.random.default_rng(1)
-    return [
-        {"label": 1},
-        {"label": ["0", 2]},
-        {"label": 1, "year": [2020, 2021]},
-        {"half": 1},
-        rng.random(count) < 0.02,
-        rng.random(count) < 0.5,
-        lambda entry: entry.metadata["year"] == 2023,
-    ]
-
-
-@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
-@pytest.mark.parametrize("number", range(7))
-def test_filters_cost_no_recall(vectors: np.ndarray, kind: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "SCAN_ROWS", 200)  # so that the graph answers the larger ones
-    metadata = [{"year": 2019 + row % 5, "half": row // 3_000} for row in range(6_000)]
-    labels = np.arange(6_000) % 3
-    index = Index.build(vectors, groups=GROUPS, labels=labels, metadata=metadata, kind=kind)
-    where = filters(6_000)[number]
-    if callable(where):
-        allowed = [row for row in range(6_000) if metadata[row]["year"] == 2023]
-    elif isinstance(where, np.ndarray):
-        allowed = np.flatnonzero(where).tolist()
-    else:
-        allowed = [
-            row
-            for row in range(6_000)
-            if ("label" not in where or str(labels[row]) in [str(one) for one in np.atleast_1d(where["label"])])
-            and all(metadata[row][key] in np.atleast_1d(where[key]) for key in where if key != "label")
-        ]
-    queries = embeddings(20, seed=8)
-    found = index.search(queries, 10, where=where)
-    wanted = []
-    for query in queries:
-        seen = naive(vectors[:, :8], query[:8], 400, allowed) if kind == "funnel" else allowed
-        wanted.append(naive(vectors, query, 10, seen))
-    assert recall(found.ids, np.array(wanted)) >= 0.99
-    assert np.isin(found.ids, allowed).all()
-
-
-def test_a_filter_far_from_the_query_still_gives_k(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "SCAN_ROWS", 10)
-    index = Index.build(vectors, groups=GROUPS, kind="hnsw")
-    query = vectors[0]
-    far = np.zeros(6_000, np.bool_)
-    far[np.argsort(vectors @ query)[:2_000]] = True
-    found = index.search(query, 10, where=far)
-    assert found.ids.tolist() == naive(vectors, query, 10, np.flatnonzero(far).tolist())
 
 
 def test_learners_search_their_own_parts(vectors: np.ndarray, graph_index: Index) -> None:

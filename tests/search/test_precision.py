@@ -39,26 +39,24 @@ def recall(found: np.ndarray, scores: np.ndarray = EXACT) -> float:
     return float(np.mean([np.isin(a, b).mean() for a, b in zip(found, exact, strict=True)]))
 
 
-@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["flat", "binary", "hnsw"])
 def test_a_byte_per_dimension_scores_almost_as_the_floats(kind: str) -> None:
     index = build("int8", kind)
     found = index.search(QUERIES, 10)
-    assert recall(found.ids) >= (0.7 if kind == "funnel" else 0.97)  # the funnel's shortlist is the first learner's
+    assert recall(found.ids) >= 0.97
     np.testing.assert_allclose(found.scores, np.take_along_axis(EXACT, found.rows, axis=1), atol=0.004)
     np.testing.assert_allclose(index.vectors([3, 1_999]), VECTORS[[3, 1_999]], atol=0.01)
 
 
 def test_what_needs_vectors_works_with_bytes() -> None:
     index = build("int8")
-    assert recall(index.search(QUERIES, 10, exact=True).ids) >= 0.97
+    assert recall(index.search(QUERIES, 10).ids) >= 0.97
     first = QUERIES[:, :16] @ VECTORS[:, :16].T
     assert recall(index.search(QUERIES, 10, learners=1).ids, first) >= 0.95
     short = QUERIES[:, :16] / 0.6  # the vector of the first learner alone has length 1
     np.testing.assert_allclose(
         index.search(short, 10, learners=1).scores.max(axis=1), first.max(axis=1) / 0.36, atol=0.02
     )
-    found = index.search(QUERIES, 10, shortlist=1_000)
-    assert recall(found.ids) >= 0.9
     allowed = np.arange(ROWS) % 4 == 2
     found = index.search(QUERIES, 10, where={"label": 2})
     assert (found.ids % 4 == 2).all()
@@ -81,9 +79,7 @@ def test_bits_alone_estimate() -> None:
 @pytest.mark.parametrize(
     ("question", "message"),
     [
-        ({"exact": True}, "search exactly"),
         ({"learners": 1}, "compare some learners only"),
-        ({"shortlist": 100}, "select a shortlist by the first learner"),
     ],
 )
 def test_bits_refuse_what_needs_vectors(question: dict, message: str) -> None:

@@ -148,7 +148,6 @@ def test_a_search_re_ranks_what_the_index_finds(name: str, learners: int | list[
     np.testing.assert_allclose(found.scores, [vectors[7, span] @ vectors[one, span] for one in found.ids], atol=1e-6)
     everything = search_reranked(index, vectors[7], 400, name, where={"label": "none"})
     assert everything.ids.shape == (0,)
-    assert len(search_reranked(index, vectors[7], 10, name, shortlist=60).ids) == 10
 
 
 @pytest.mark.parametrize("name", [None, "alpha-qe"])
@@ -159,8 +158,7 @@ def test_a_query_of_the_collection_does_not_find_itself(
     vectors = np.random.default_rng(5).normal(size=(30, 12)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     index = Index.build(vectors, groups=(4, 8))
-    wide = 10 if learners is None else None  # a shortlist of k, of which one is the query itself
-    found = search_one(index, vectors[3], 10, rerank=name, shortlist=wide, learners=learners, without=3)
+    found = search_one(index, vectors[3], 10, rerank=name, learners=learners, without=3)
     assert len(found) == 10
     assert 3 not in [match.id for match in found]
     length = float(np.square(vectors[3, span]).sum())

@@ -27,7 +27,7 @@ def make(kind: str = "hnsw", count: int = 400) -> tuple[Index, np.ndarray]:
     return index, vectors
 
 
-@pytest.mark.parametrize("kind", ["auto", "flat", "binary", "hnsw", "funnel"])
+@pytest.mark.parametrize("kind", ["auto", "flat", "binary", "hnsw"])
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_loaded_index_answers_as_before(tmp_path: Path, kind: str, mmap: bool) -> None:
     index, vectors = make(kind)
@@ -38,7 +38,7 @@ def test_a_loaded_index_answers_as_before(tmp_path: Path, kind: str, mmap: bool)
     assert loaded.about == {"model": "x"}
     assert loaded.ids == index.ids
     assert loaded.entries(index.ids[2:3]) == [Entry("ordner/bild „9“.jpg", 4, {"year": 9})]
-    for question in ({}, {"shortlist": 50}, {"where": {"label": "3"}}, {"where": {"year": [11, 13]}}):
+    for question in ({}, {"where": {"label": "3"}}, {"where": {"year": [11, 13]}}):
         before, after = index.search(vectors[:20], 5, **question), loaded.search(vectors[:20], 5, **question)
         np.testing.assert_array_equal(before.ids, after.ids)
         np.testing.assert_array_equal(before.scores, after.scores)
@@ -230,7 +230,7 @@ def test_a_manifest_covers_itself_and_one_without_a_checksum_loads(tmp_path: Pat
     index, vectors = make()
     index.save(tmp_path / "index")
     path, manifest = tmp_path / "index" / "manifest.json", manifest_of(tmp_path / "index")
-    path.write_text(json.dumps({**manifest, "kind": "funnel"}))
+    path.write_text(json.dumps({**manifest, "kind": "flat"}))
     with pytest.raises(SearchError, match="checksum does not match"):
         Index.load(tmp_path / "index")
     del manifest["checksum"]  # as earlier versions wrote it

@@ -24,8 +24,9 @@ from bier.collection import stored as collections
 from bier.errors import MissingExtraError, SearchError
 from bier.search import Entry, Index, Store, is_store_uri, open_store, stores
 from bier.search.sources import StoredSource
+from bier.search.store import checked_where
 from bier.search.stores import milvus, postgres, qdrant
-from bier.search.stores.engine import EngineStore, conditions
+from bier.search.stores.engine import EngineStore
 
 GROUPS = (8, 16, 24)
 COUNT = 300
@@ -112,11 +113,8 @@ def same(store: Store, index: Store, **question: Any) -> None:
         {},
         {"k": 1},
         {"k": 1_000},
-        {"exact": True},
         {"queries": QUERIES[0]},
         {"queries": np.empty((0, 48))},
-        {"shortlist": 40},
-        {"shortlist": 400},
         {"where": {"label": "it's"}},
         {"where": {"label": STRANGE[1:4]}},
         {"where": {"label": "nobody"}},
@@ -139,14 +137,6 @@ def test_every_answer_is_that_of_the_index(loaded: tuple[Store, Index], question
     same(*loaded, **{"queries": QUERIES, "k": 5, **question})
 
 
-def test_a_filtered_funnel_finds_what_the_index_finds_or_better(loaded: tuple[Store, Index]) -> None:
-    """PostgreSQL compares all rows that pass a filter where they are few, whatever the shortlist."""
-    question = {"k": 5, "shortlist": 20, "where": {"label": "it's"}}
-    theirs, ours = (store.search(QUERIES, **question) for store in loaded)  # type: ignore[arg-type]
-    assert (theirs.scores >= ours.scores - 1e-6).all()
-    assert {entry.label for entry in loaded[0].entries(theirs.ids.ravel().tolist())} == {"it's"}
-
-
 def test_the_collection_is_that_of_the_index(loaded: tuple[Store, Index]) -> None:
     store, index = loaded
     assert len(store) == len(index) == COUNT
@@ -163,7 +153,6 @@ def test_mistakes_are_those_of_the_index(loaded: tuple[Store, Index]) -> None:
         for question, message in (
             ({"queries": QUERIES[:, :40]}, "must have 48 dimensions"),
             ({"queries": QUERIES, "k": 0}, "'k' parameter"),
-            ({"queries": QUERIES, "k": 9, "shortlist": 8}, "'shortlist' parameter"),
             ({"queries": QUERIES, "learners": 4}, "'learners' parameter"),
         ):
             with pytest.raises(SearchError, match=message):
@@ -175,8 +164,6 @@ def test_mistakes_are_those_of_the_index(loaded: tuple[Store, Index]) -> None:
         with pytest.raises(SearchError, match="It has no 'unknown'"):
             store.remove([IDS[0], "unknown"])
         assert len(store) == COUNT
-    with pytest.raises(SearchError, match="must be a mapping in a store"):
-        loaded[0].search(QUERIES, where=lambda entry: True)
     for ids in (["new", 5], [5, 6]):
         with pytest.raises(SearchError, match="all strings or all whole numbers"):
             loaded[0].add(VECTORS[:2], ids)
@@ -216,7 +203,7 @@ def test_the_funnel_is_one_request(loaded: tuple[Store, Index], monkeypatch: pyt
     else:
         assert isinstance(store, milvus.MilvusStore)
         monkeypatch.setattr(store._client, "search", counted(store._client.search))
-    store.search(QUERIES[0], 5, shortlist=40)
+    store.search(QUERIES[0], 5)
     assert len(asked) == (2 if isinstance(store, milvus.MilvusStore) else 1)
 
 
@@ -234,7 +221,7 @@ def test_rows_are_added_replaced_and_removed(empty: Store) -> None:
     assert empty.entries([1, 1_000]) == [Entry(1, 8), Entry(1_000, 7)]
     same(empty, index, queries=QUERIES, k=20)
     same(empty, index, queries=QUERIES, k=20, where={"label": [7, 8, "3"]})
-    same(empty, index, queries=QUERIES, k=20, shortlist=60)
+    same(empty, index, queries=QUERIES, k=20)
 
 
 def test_a_filter_costs_no_recall(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +347,7 @@ def test_a_server_that_goes_away_and_comes_back(
     store.close()
 
 
-def test_the_funnel_of_postgres_uses_the_first_learners_graph(loaded: tuple[Store, Index]) -> None:
+def test_the_first_learner_alone_uses_its_graph_in_postgres(loaded: tuple[Store, Index]) -> None:
     store, _ = loaded
     if not isinstance(store, postgres.PostgresStore):
         return
@@ -381,7 +368,7 @@ def test_the_funnel_of_postgres_uses_the_first_learners_graph(loaded: tuple[Stor
         return work(Spy())
 
     store._run = explained  # type: ignore[method-assign]
-    store.search(QUERIES[0], 5, shortlist=40)
+    store.search(QUERIES[0], 5, learners=1)
     store._run = run  # type: ignore[method-assign]
     assert any(f"{store.collection}_learner_1" in line for line in said), said
 
@@ -504,8 +491,8 @@ def test_addresses() -> None:
 
 
 def test_filters_of_milvus_as_text() -> None:
-    assert milvus.expression(conditions({"label": 3})) == 'label in ["3"]'
-    assert milvus.expression(conditions({"size": [1, 2.5], 'a"b': True})) == (
+    assert milvus.expression(checked_where({"label": 3})) == 'label in ["3"]'
+    assert milvus.expression(checked_where({"size": [1, 2.5], 'a"b': True})) == (
         '(entry["metadata"]["size"] == 1 or entry["metadata"]["size"] == 2.5) and (entry["metadata"]["a\\"b"] == true)'
     )
 

@@ -131,13 +131,6 @@ def test_the_ensemble_can_be_cut_and_asked_alone(client: TestClient, index: Inde
         assert [hit["id"] for hit in row["results"]] == [one for one in found.ids.tolist() if one != "kind 1/1.png"][:4]
 
 
-def test_a_shortlist_is_the_funnel(client: TestClient, index: Index) -> None:
-    options = {"id": "kind 1/1.png", "rows": "ensemble", "k": 4, "shortlist": 9}
-    [row] = client.get("/api/search", params=options).json()["rows"]
-    found = index.search(index.vectors(["kind 1/1.png"])[0], 5, shortlist=9)
-    assert [hit["id"] for hit in row["results"]] == [one for one in found.ids.tolist() if one != "kind 1/1.png"][:4]
-
-
 def test_an_upload_finds_itself_and_is_remembered(
     client: TestClient, pixels: NDArray[np.uint8], collection: Collection
 ) -> None:
@@ -236,7 +229,6 @@ def test_large_uploads_are_refused_however_they_come(collection: Collection) -> 
         ({"id": "kind 0/0.png", "k": 101}, 422),
         ({"id": "kind 0/0.png", "learners": 4}, 422),
         ({"id": "kind 0/0.png", "learners": 0}, 422),
-        ({"id": "kind 0/0.png", "shortlist": 2}, 422),
         ({"id": "kind 0/0.png", "rows": "some"}, 422),
         ({}, 422),
         ({"id": "kind 0/9.png"}, 404),

@@ -39,11 +39,11 @@ Add = Annotated[
     typer.Option("--add", metavar="COLLECTION", help="Add to an index or a store's URI what it does not have yet."),
 ]
 KindName = Annotated[
-    Literal["auto", "flat", "binary", "hnsw", "funnel"],
+    Literal["auto", "flat", "binary", "hnsw"],
     typer.Option(
         "--kind",
         help="How images are found. auto: exact up to 20,000 images, then by one bit per dimension, scored again "
-        "exactly (binary), and beyond 2 million by a graph (hnsw). funnel: a graph of the first learner only.",
+        "exactly (binary), and beyond 2 million by a graph (hnsw).",
     ),
 ]
 PrecisionName = Annotated[

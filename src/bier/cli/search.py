@@ -43,14 +43,6 @@ ModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="RUN", help="The model, if it has moved since the collection was created."),
 ]
-Shortlist = Annotated[
-    int | None,
-    typer.Option(
-        "--shortlist",
-        metavar="N",
-        help="Funnel search: the first learner selects N images, all learners rank them.",
-    ),
-]
 Learners = Annotated[int | None, typer.Option("--learners", metavar="M", help="Compare the first M learners only.")]
 Filters = Annotated[
     list[str] | None,
@@ -75,7 +67,7 @@ Rerank = Annotated[
     typer.Option(
         "--rerank",
         metavar="NAME",
-        help="Re-rank the 100 nearest images, or those of --shortlist: alpha-qe, dba or k-reciprocal.",
+        help="Re-rank the 100 nearest images: alpha-qe, dba or k-reciprocal.",
     ),
 ]
 PictureFile = Annotated[
@@ -89,7 +81,6 @@ def search(
     query: QueryName,
     k: Count = 10,
     model: ModelPath = None,
-    shortlist: Shortlist = None,
     learners: Learners = None,
     where: Filters = None,
     label: QueryLabel = None,
@@ -111,7 +102,7 @@ def search(
 
     bier search birds.index heron.jpg --same --rerank k-reciprocal
 
-    bier search "postgresql://db.example/shop#birds" heron.jpg --shortlist 400 --json
+    bier search "postgresql://db.example/shop#birds" heron.jpg --json
     """
     from bier.collection import model_of, open_collection, threshold_of
     from bier.search.rerank import search_one
@@ -136,7 +127,6 @@ def search(
             asked.vector,
             k,
             rerank=rerank,
-            shortlist=shortlist,
             where=_filter(where),
             learners=learners,
             without=asked.known_as,

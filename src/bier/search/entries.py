@@ -1,13 +1,12 @@
 """The columns of an index beside its vectors: id, label, metadata, and whether the row was removed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bier.errors import SearchError
-from bier.search.store import Entry, Id, Label, Mask, Metadata, Rows, Where, wanted_values
+from bier.search.store import Conditions, Entry, Id, Label, Mask, Metadata, Rows, Scalar, comparable
 
 
 class Entries:
@@ -19,7 +18,7 @@ class Entries:
         self.metadata: list[Metadata] = []
         self.alive: Mask = np.empty(0, np.bool_)
         self._rows_by_id: dict[Id, int] | None = None
-        self._codes: tuple[dict[str, int], NDArray[np.int64]] | None = None
+        self._codes: tuple[dict[Scalar, int], NDArray[np.int64]] | None = None
 
     def __len__(self) -> int:
         return int(np.count_nonzero(self.alive))
@@ -78,45 +77,26 @@ class Entries:
         )
         return new
 
-    def allowed(self, where: Where | None) -> Mask | None:
+    def allowed(self, where: Conditions) -> Mask | None:
         """The rows that pass a filter and are not removed; None if that is all of them."""
-        if where is None:
+        if not where:
             return None if len(self) == self.rows else self.alive
-        if isinstance(where, Mapping):
-            return self._matching(where)
-        if callable(where):
-            return self._passing(where)
-        mask = np.asarray(where)
-        if mask.dtype != np.bool_ or mask.shape != (self.rows,):
-            raise SearchError(
-                f"The 'where' parameter as a mask must be {self.rows} booleans, one per row. "
-                f"Got {mask.dtype} of shape {mask.shape} instead."
-            )
-        return self.alive & mask
-
-    def _passing(self, rule: Any) -> Mask:
-        mask = np.zeros(self.rows, np.bool_)
-        for row in np.flatnonzero(self.alive).tolist():
-            mask[row] = bool(rule(self.entry(row)))
-        return mask
-
-    def _matching(self, where: Mapping[str, Any]) -> Mask:
         mask = self.alive.copy()
         if "label" in where:
             codes, labels = self._label_codes()
-            wanted = [codes[str(one)] for one in wanted_values(where["label"]) if str(one) in codes]
-            mask &= np.isin(labels, wanted)
-        rest = {key: wanted_values(wanted) for key, wanted in where.items() if key != "label"}
-        if rest:
+            mask &= np.isin(labels, [codes[text] for text in where["label"] if text in codes])
+        accepted = {key: {comparable(value) for value in values} for key, values in where.items() if key != "label"}
+        if accepted:
             for row in np.flatnonzero(mask).tolist():
-                known = self.metadata[row] or {}
-                mask[row] = all(key in known and known[key] in wanted for key, wanted in rest.items())
+                stored = self.metadata[row] or {}
+                mask[row] = all(key in stored and comparable(stored[key]) in some for key, some in accepted.items())
         return mask
 
-    def _label_codes(self) -> tuple[dict[str, int], NDArray[np.int64]]:
+    def _label_codes(self) -> tuple[dict[Scalar, int], NDArray[np.int64]]:
         """A number for each label's text, so that a filter by label does not compare strings row by row."""
         if self._codes is None:
-            codes: dict[str, int] = {}
-            numbers = [-1 if one is None else codes.setdefault(str(one), len(codes)) for one in self.labels]
+            codes: dict[Scalar, int] = {None: -1}
+            texts = (None if label is None else str(label) for label in self.labels)
+            numbers = [codes.setdefault(text, len(codes)) for text in texts]
             self._codes = codes, np.array(numbers, np.int64)
         return self._codes

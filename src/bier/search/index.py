@@ -1,4 +1,4 @@
-"""`bier.Index`: exact search for small collections, candidates that are scored again beyond, funnel search on both."""
+"""`bier.Index`: exact search for small collections, candidates that are scored again beyond."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ from bier.search.store import (
     Columns,
     Entry,
     Floats,
-    Found,
     Id,
     Kind,
     Label,
     Mask,
     Metadata,
+    Neighbours,
     Precision,
     Rows,
     SearchRequest,
@@ -38,7 +38,6 @@ from bier.search.vectors import BinaryCodes, Graph, Int8Vectors, LearnerVectors,
 EXACT_ROWS = 20_000  # `auto` searches exactly up to here
 SCANNED_ROWS = 2_000_000  # `auto` compares bits up to here (20 ms a query), beyond which it builds a graph
 EFFORT = 192  # efSearch: candidates that the graph keeps, of which the better half is scored; twice as many of the bits
-SHORTLIST = 400  # of a `funnel` index, where a search gives none
 REBUILD_SHARE = 0.25  # removed rows, as a share of all, at which the index is rebuilt without them
 _SAMPLE_ROWS = 50_000  # from which graph and codes learn the range or the mean of each dimension
 _FEWEST_ROWS = 256  # with fewer, the ranges of an int8 index would not hold for the next image
@@ -51,12 +50,11 @@ class Index(Store):
 
     Kinds, chosen at `build`, say how candidates are found. `flat` compares with every vector; `binary` compares with
     one bit per dimension and scores the best of that exactly; `hnsw` takes candidates from a faiss graph over 8-bit
-    vectors and scores them exactly; `funnel` has that graph over the first learner alone, which selects a shortlist
-    that the whole vector ranks; `auto` is `flat` up to 20,000 rows, `binary` up to 2,000,000 and `hnsw` beyond.
+    vectors and scores them exactly; `auto` is `flat` up to 20,000 rows, `binary` up to 2,000,000 and `hnsw` beyond.
 
     Precisions say how the vectors are kept. `float32` keeps them as they are, `int8` a byte per dimension, from which
     scores are right to about 0.003. `binary` keeps one bit per dimension: scores are estimates, and what needs the
-    vectors (their learners, a funnel, an exact search, re-ranking, thresholds) is refused.
+    vectors (their learners, re-ranking, thresholds) is refused.
 
     Searches may run in several threads at once; `add`, `remove` and `save` must run alone.
 
@@ -108,9 +106,9 @@ class Index(Store):
         Args:
             vectors: test-time vectors (N, d), compared by dot product.
             ids: unique strings or whole numbers; by default 0 to N-1. A repeated id is an error.
-            groups: the learners' sizes, summing to d; the first selects the shortlist. Without it, no funnel.
+            groups: the learners' sizes, summing to d; without them, one learner has all of it.
             labels, metadata: stored with each id, returned by `entries` and usable in `where`.
-            kind: how images are found: `auto`, `flat`, `binary`, `hnsw` or `funnel`.
+            kind: how images are found: `auto`, `flat`, `binary` or `hnsw`.
             effort: faiss's efSearch, from 64 to 65,536. A higher value finds more and takes longer.
             about: anything JSON can hold about the collection, such as the model that computed the vectors.
             progress: called with (rows done, rows in all) while a graph or codes are built.
@@ -147,11 +145,11 @@ class Index(Store):
         return self._vectors.groups
 
     @property
-    def method(self) -> Literal["flat", "binary", "hnsw", "funnel"]:
-        """How a search without a shortlist is done at present."""
+    def method(self) -> Literal["flat", "binary", "hnsw"]:
+        """How a search is done at present."""
         if self._graph is None:
             return "flat" if self._bits is None else "binary"
-        return "funnel" if self.kind == "funnel" else "hnsw"
+        return "hnsw"
 
     @property
     def ids(self) -> list[Id]:
@@ -213,29 +211,26 @@ class Index(Store):
         if self._bits is not None:
             self._bits.append(vectors)
         if self._graph is not None:
-            self._graph.append(vectors[:, : self.groups[0]] if self.kind == "funnel" else vectors)
+            self._graph.append(vectors)
         self._settle()
 
-    def _search(self, request: SearchRequest) -> Found:
-        queries, k, shortlist, where, learners, exact = request
+    def _search(self, request: SearchRequest) -> Neighbours:
+        queries, k, where, learners = request
         allowed = self._entries.allowed(where)
         available = len(self) if allowed is None else int(allowed.sum())
         k = min(k, available)
         if k == 0 or len(queries) == 0:
             rows, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
-        elif exact or len(learners) < len(self.groups):
-            self._need_vectors("search exactly" if exact else "compare some learners only")
+        elif len(learners) < len(self.groups):
+            self._need_vectors("compare some learners only")
             rows, scores = self._vectors.nearest(queries, k, allowed)
-        elif shortlist is not None or self.method == "funnel":
-            self._need_vectors("select a shortlist by the first learner")
-            rows, scores = self._funnel(queries, k, shortlist or max(SHORTLIST, k), allowed, available)
         elif self._graph is not None:
             rows, scores = self._through_graph(queries, k, max(self.effort // 2, 2 * k), allowed, available)
         elif self._bits is not None:
             rows, scores = self._through_bits(queries, k, allowed, available)
         else:
             rows, scores = self._vectors.nearest(queries, k, allowed)
-        return Found(id_array([self._entries.ids[row] for row in rows.ravel()], rows.shape), scores, rows)
+        return Neighbours(id_array([self._entries.ids[row] for row in rows.ravel()], rows.shape), scores, rows)
 
     def _settle(self, progress: Progress = None) -> None:
         """Drop removed rows when they are many, and build graph or bits if the kind or the size requires them."""
@@ -250,16 +245,15 @@ class Index(Store):
             return
         if self.kind == "binary" or (self.kind == "auto" and EXACT_ROWS < rows <= SCANNED_ROWS):
             self._bits = BinaryCodes.build(*self._sample_and_blocks(), rows, progress)
-        elif self.kind in ("hnsw", "funnel") or (self.kind == "auto" and rows > SCANNED_ROWS):
-            learners = (0,) if self.kind == "funnel" else None
-            self._graph = Graph.build(*self._sample_and_blocks(learners), rows, progress)
+        elif self.kind == "hnsw" or (self.kind == "auto" and rows > SCANNED_ROWS):
+            self._graph = Graph.build(*self._sample_and_blocks(), rows, progress)
 
-    def _sample_and_blocks(self, learners: tuple[int, ...] | None = None) -> tuple[Floats, Iterator[Floats]]:
+    def _sample_and_blocks(self) -> tuple[Floats, Iterator[Floats]]:
         """Some of the vectors, to learn their range from, and all of them in blocks that fit in memory."""
         rows = self._entries.rows
-        sample = self._vectors.take(np.arange(0, rows, -(-rows // _SAMPLE_ROWS)), learners)
+        sample = self._vectors.take(np.arange(0, rows, -(-rows // _SAMPLE_ROWS)))
         blocks = (np.arange(start, min(start + _BLOCK_ROWS, rows)) for start in range(0, rows, _BLOCK_ROWS))
-        return sample, (self._vectors.take(block, learners) for block in blocks)
+        return sample, (self._vectors.take(block) for block in blocks)
 
     def _quantize(self, progress: Progress) -> None:
         """Keep the vectors in the precision of the index instead of the floats that were given."""
@@ -279,17 +273,6 @@ class Index(Store):
                 "precision int8 or float32."
             )
 
-    def _funnel(
-        self, queries: Floats, k: int, shortlist: int, allowed: Mask | None, available: int
-    ) -> tuple[Rows, Floats]:
-        if shortlist >= available:
-            return self._vectors.nearest(queries, k, allowed)
-        if self.method == "funnel":
-            return self._through_graph(queries, k, max(shortlist, self.effort), allowed, available)
-        first = queries.copy()
-        first[:, self.groups[0] :] = 0
-        return self._rescored(queries, k, self._vectors.nearest(first, shortlist, allowed, ordered=False)[0])
-
     def _through_graph(
         self, queries: Floats, k: int, reach: int, allowed: Mask | None, available: int
     ) -> tuple[Rows, Floats]:
@@ -303,10 +286,7 @@ class Index(Store):
         count = min(self._entries.rows, -(-reach * self._entries.rows // available))
         if allowed is not None and (available <= SCAN_ROWS or count > _REACH):
             return self._vectors.nearest(queries, k, allowed)
-        seen = queries[:, : self.groups[0]] if self.kind == "funnel" else queries
-        candidates = self._graph.candidates(
-            seen, count, max(self.effort, count if self.kind == "funnel" else 2 * count)
-        )
+        candidates = self._graph.candidates(queries, count, max(self.effort, 2 * count))
         if allowed is not None:
             candidates[~allowed[candidates]] = -1
         short = 2 * (candidates >= 0).sum(axis=1) < reach

@@ -21,9 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 from bier.errors import SearchError
 from bier.search.store import (
     Floats,
-    Found,
     Id,
     Learners,
+    Neighbours,
     Store,
     Where,
     checked_count,
@@ -32,7 +32,7 @@ from bier.search.store import (
     spans,
 )
 
-DEPTH = 100  # images of the shortlist, where none is given
+DEPTH = 100  # images of the shortlist
 MOST = 2_000  # the longest shortlist: four million similarities
 
 # Chosen on training classes (CUB-200-2011, groceries): more images raise mAP@R a little and cost Recall@1.
@@ -146,22 +146,18 @@ def search_reranked(
     k: int,
     name: str,
     *,
-    depth: int | None = None,
-    shortlist: int | None = None,
+    depth: int = DEPTH,
     where: Where | None = None,
     learners: Learners = None,
     without: Id | None = None,
-) -> Found:
+) -> Neighbours:
     """As `Store.search` for one query (d,), with the nearest images re-ranked; scores stay the dot products.
 
-    `depth` images are looked at twice: those of the funnel's `shortlist`, or else 100. `without` is the query's own id
-    in the collection, which takes no part.
+    `depth` images are looked at twice. `without` is the query's own id in the collection, which takes no part.
     """
     checked_method(name)
-    depth = max(k, checked_count(depth or shortlist or DEPTH, "depth"))
-    own = without is not None
-    wide = None if shortlist is None else max(shortlist, depth + own)
-    found = store.search(query, depth + own, shortlist=wide, where=where, learners=learners)
+    depth = max(k, checked_count(depth, "depth"))
+    found = store.search(query, depth + (without is not None), where=where, learners=learners)
     kept = [n for n, one in enumerate(found.ids.tolist()) if one != without and np.isfinite(found.scores[n])][:depth]
     ids, scores = found.ids[kept], found.scores[kept]
     rows = None if found.rows is None else found.rows[kept]
@@ -171,7 +167,7 @@ def search_reranked(
     if learners is not None:
         stored = checked_queries(stored, store.groups, learners, None) if len(stored) else stored
     order = _order(rerank(name, asked, stored))[:k]
-    return Found(ids[order], scores[order], None if rows is None else rows[order])
+    return Neighbours(ids[order], scores[order], None if rows is None else rows[order])
 
 
 class Match(NamedTuple):
@@ -188,7 +184,6 @@ def search_one(
     k: int,
     *,
     rerank: str | None = None,
-    shortlist: int | None = None,
     where: Where | None = None,
     learners: Learners = None,
     without: Id | None = None,
@@ -198,13 +193,9 @@ def search_one(
     The other parameters are those of `search_reranked`; `learners` must be next to each other.
     """
     if rerank is None:
-        wide = k + (without is not None)
-        selected = None if shortlist is None else max(shortlist, wide)
-        found = store.search(query, wide, shortlist=selected, where=where, learners=learners)
+        found = store.search(query, k + (without is not None), where=where, learners=learners)
     else:
-        found = search_reranked(
-            store, query, k, rerank, shortlist=shortlist, where=where, learners=learners, without=without
-        )
+        found = search_reranked(store, query, k, rerank, where=where, learners=learners, without=without)
     # All vectors of a model have the same length in the same learners' part.
     parts = [spans(store.groups)[learner] for learner in chosen_learners(learners, len(store.groups))]
     length = float(np.square(query[parts[0].start : parts[-1].stop]).sum()) or 1.0

@@ -159,8 +159,7 @@ def _load(folder: Path, mmap: bool, verify: bool | None) -> tuple[Parts, _Manife
             _check(data / Path(name).name, stamp, verify)
         vectors = _vectors(data, known, mmap)
         entries = _entries(_read_json(data / "entries.json"), rows)
-        width = groups[0] if known.kind == "funnel" else sum(groups)
-        graph = Graph.read(data / "graph.faiss", width, rows, mmap) if "graph.faiss" in known.files else None
+        graph = Graph.read(data / "graph.faiss", sum(groups), rows, mmap) if "graph.faiss" in known.files else None
         bits = BinaryCodes.read(data / _BITS, sum(groups), rows, mmap) if _BITS in known.files else None
         if known.precision == "binary" and bits is None:
             raise ValueError(f"it has no {_BITS}")

@@ -1,8 +1,24 @@
-"""What can be searched: the base class of the embedded index and of external engines, with its types and checks."""
+"""What can be searched: the base class of the embedded index and of external engines, with its types and checks.
 
+What a filter means, in every store. `where` maps keys to a value or to several (a list, a set, a generator, an array).
+An image passes if it passes for each key by one of the values; without any value, none passes.
+
+    key     value               passes
+    label   text, whole number  the label that reads the same: 3 and "3" are one label
+    label   None                images without a label
+    other   text                the same text, character by character ("a" is not "a\\0")
+    other   True, False         this truth value, which is never 1 or 0
+    other   number              an equal number: 1 and 1.0 are equal, 2**53 and 2**53 + 1 are not
+    other   None                a null; an image without the key does not pass
+
+The other keys are those of the metadata. A list or a mapping in the metadata passes nothing. Bytes, NaN, infinity and
+whole numbers of more than 64 bits are refused.
+"""
+
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,9 +33,12 @@ Metadata: TypeAlias = Mapping[str, Any] | None
 Floats: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
+Scalar: TypeAlias = str | float | None  # and int and bool, which Python counts among them
+Where: TypeAlias = Mapping[str, Any]  # {"label": "Heron"}, {"label": ["Heron", "Gull"], "year": 2024}
+Conditions: TypeAlias = dict[str, list[Scalar]]  # a checked filter; the values of `label` are text or None
 Learners: TypeAlias = int | Sequence[int] | None
 Columns: TypeAlias = tuple[list[Id], list[Label], list[Metadata]]
-Kind: TypeAlias = Literal["auto", "flat", "binary", "hnsw", "funnel"]  # how an index finds; see `Index`
+Kind: TypeAlias = Literal["auto", "flat", "binary", "hnsw"]  # how an index finds; see `Index`
 Precision: TypeAlias = Literal["float32", "int8", "binary"]  # how vectors are kept
 
 
@@ -31,7 +50,7 @@ class Entry(NamedTuple):
     metadata: Metadata = None
 
 
-class Found(NamedTuple):
+class Neighbours(NamedTuple):
     """The results of Q queries, best first. For a single query of shape (d,) the leading dimension is absent.
 
     ids: (Q, k) array of ids (int64 where all are whole numbers, else objects).
@@ -43,9 +62,6 @@ class Found(NamedTuple):
     scores: Floats
     rows: Rows | None = None
 
-
-# A filter: {"label": "Heron"}, {"label": ["Heron", "Gull"], "year": 2024}, a mask over the rows, or a rule on entries.
-Where: TypeAlias = Mapping[str, Any] | Mask | Callable[[Entry], bool]
 
 _BLOCK = 65_536
 SCAN_ROWS = 5_000  # with a filter that no more rows pass, the search is exact
@@ -102,10 +118,6 @@ def checked_count(value: int, name: str, least: int = 1, most: int | None = None
     return int(value)
 
 
-def checked_shortlist(shortlist: int | None, k: int) -> int | None:
-    return None if shortlist is None else checked_count(shortlist, "shortlist", least=k)
-
-
 def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None, unique: bool = True) -> list[Id]:
     """Ids as plain strings and ints; an error if they are of another type, not `count`, or not unique."""
     plain = _plain_list(ids)
@@ -154,9 +166,51 @@ def checked_columns(ids: Any, labels: Any, metadata: Any, count: int) -> Columns
     return checked_ids(ids, count), checked_labels(labels, count), checked_metadata(metadata, count)
 
 
-def wanted_values(wanted: Any) -> list[Any]:
-    """The values that one key of a filter accepts: a value, or a list of them."""
-    return list(wanted) if isinstance(wanted, list | tuple | set | frozenset | np.ndarray) else [wanted]
+def checked_where(where: Where | None) -> Conditions:
+    """A filter with a list of plain values for each key; the module's table says what they mean."""
+    if where is None:
+        return {}
+    if not isinstance(where, Mapping):
+        raise SearchError(f"The 'where' parameter must map keys to values. Got {type(where).__name__} instead.")
+    return {
+        _checked_key(key): [_checked_value(key, value) for value in _several(given)] for key, given in where.items()
+    }
+
+
+def _several(given: Any) -> list[Any]:
+    alone = not isinstance(given, Iterable) or isinstance(given, str | bytes | bytearray | Mapping)
+    if alone or (isinstance(given, np.ndarray) and given.ndim == 0):
+        return [given]
+    return _plain_list(given)
+
+
+def _checked_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise SearchError(f"A key of the 'where' parameter must be text. Got {key!r} instead.")
+    return key
+
+
+def _checked_value(key: str, value: Any) -> Scalar:
+    plain = value.item() if isinstance(value, np.generic | np.ndarray) else value
+    if plain is None or isinstance(plain, str):
+        return plain
+    if isinstance(plain, int) and not (key == "label" and isinstance(plain, bool)):
+        if key == "label":
+            return str(plain)
+        if -(2**63) <= plain < 2**63:
+            return plain
+    if isinstance(plain, float) and math.isfinite(plain) and key != "label":
+        return plain
+    kinds = "texts, whole numbers" if key == "label" else "texts, numbers of up to 64 bits, True, False"
+    raise SearchError(f"The 'where' parameter must compare {key!r} with {kinds} or None. Got {value!r} instead.")
+
+
+def comparable(value: Any) -> tuple[type, Scalar] | None:
+    """What two values have in common if a filter takes them for the same; None for what no filter can name."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    if plain is None or isinstance(plain, bool | str):
+        return type(plain), plain
+    return (float, plain) if isinstance(plain, int | float) else None  # Python's 1 and 1.0 are equal
 
 
 def id_array(ids: Sequence[Id], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -248,10 +302,8 @@ class SearchRequest(NamedTuple):
 
     queries: Floats
     k: int
-    shortlist: int | None
-    where: Where | None
+    where: Conditions
     learners: tuple[int, ...]
-    exact: bool
 
 
 class Store(ABC):
@@ -315,33 +367,25 @@ class Store(ABC):
         """Remove ids: all of them, or none if one is unknown."""
 
     def search(
-        self,
-        queries: ArrayLike,
-        k: int = 10,
-        shortlist: int | None = None,
-        where: Where | None = None,
-        learners: Learners = None,
-        exact: bool = False,
-    ) -> Found:
+        self, queries: ArrayLike, k: int = 10, where: Where | None = None, learners: Learners = None
+    ) -> Neighbours:
         """The k best of each query, or as many as there are.
 
         Args:
             queries: (Q, d), or (d,) for one, whose result then has no leading dimension.
-            shortlist: funnel search: the first learner selects this many candidates, the whole vector ranks them.
-            where: search only among these: a mapping of `label` (compared as text) and metadata keys to a value or a
-                list of values, a mask over the rows, or a function of an `Entry`. k results come back if k images pass.
+            where: search only among these: a mapping of `label` and keys of the metadata to a value or several values,
+                with the meaning that the table in `bier.search.store` gives. k results come back if k images pass.
             learners: compare the first m learners only (an int), or those listed by number from 1. Always exact. For
                 an int, queries may also be the shorter vectors of those learners.
-            exact: compare with all vectors, whatever the kind of index.
         """
         k = checked_count(k, "k")
-        shortlist = checked_shortlist(shortlist, k)
+        conditions = checked_where(where)
         chosen = chosen_learners(learners, len(self.groups))
-        wanted = checked_queries(queries, self.groups, learners, None if learners is None else self._lengths())
-        found = self._search(SearchRequest(wanted, k, shortlist, where, chosen, exact))
+        checked = checked_queries(queries, self.groups, learners, None if learners is None else self._lengths())
+        nearest = self._search(SearchRequest(checked, k, conditions, chosen))
         if np.ndim(queries) != 1:
-            return found
-        return Found(found.ids[0], found.scores[0], None if found.rows is None else found.rows[0])
+            return nearest
+        return Neighbours(nearest.ids[0], nearest.scores[0], None if nearest.rows is None else nearest.rows[0])
 
     def optimize(self) -> None:  # noqa: B027 - most stores do it by themselves
         """Build what makes searches fast. It is called when a load is complete."""
@@ -358,5 +402,5 @@ class Store(ABC):
         """Add checked rows; an id that is already there gets the new vector."""
 
     @abstractmethod
-    def _search(self, request: SearchRequest) -> Found:
+    def _search(self, request: SearchRequest) -> Neighbours:
         """As `search`."""

@@ -107,13 +107,9 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
     first = Annotated[
         int | None, QueryParameter(ge=1, description="Use this many learners, the first ones. All by default.")
     ]
-    funnel = Annotated[
-        int | None,
-        QueryParameter(ge=1, le=limits.shortlist, description="Funnel search: the first learner selects this many."),
-    ]
     second_look = Annotated[
         Literal["alpha-qe", "dba", "k-reciprocal"] | None,
-        QueryParameter(description="Re-rank the nearest images (100, or the shortlist) by this method."),
+        QueryParameter(description="Re-rank the nearest images (100) by this method."),
     ]
     wanted = Annotated[
         Literal["all", "ensemble"], QueryParameter(description="'all': the ensemble and each learner alone.")
@@ -145,20 +141,18 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         id: Annotated[str, QueryParameter(max_length=4096)],  # noqa: A002 - the name that clients write
         k: count = 10,
         learners: first = None,
-        shortlist: funnel = None,
         rows: wanted = "all",
         rerank: second_look = None,
     ) -> schema.Answer:
         """The images nearest to one of the collection, or to an earlier upload by its id."""
         query = await service.find(id)
-        return await _searched(service, query, 0.0, k, learners, shortlist, rows == "all", rerank)
+        return await _searched(service, query, 0.0, k, learners, rows == "all", rerank)
 
     @app.post("/api/search")
     async def search_by_image(
         image: UploadFile,
         k: count = 10,
         learners: first = None,
-        shortlist: funnel = None,
         rows: wanted = "all",
         rerank: second_look = None,
     ) -> schema.Answer:
@@ -166,7 +160,7 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         started = time.perf_counter()
         query = await service.encode(image)
         encoding = time.perf_counter() - started
-        return await _searched(service, query, encoding, k, learners, shortlist, rows == "all", rerank)
+        return await _searched(service, query, encoding, k, learners, rows == "all", rerank)
 
 
 async def _searched(
@@ -175,12 +169,11 @@ async def _searched(
     encoding: float,
     k: int,
     learners: int | None,
-    shortlist: int | None,
     each: bool,
     rerank: str | None,
 ) -> schema.Answer:
     started = time.perf_counter()
-    rows = await service.search(query, k, learners, shortlist, each, rerank)
+    rows = await service.search(query, k, learners, each, rerank)
     seconds = {"encode": encoding, "search": time.perf_counter() - started}
     return schema.Answer(
         query=schema.ImageRef(id=query.name, label=query.label),

@@ -31,7 +31,7 @@ class Limits:
     upload_bytes, upload_pixels: the largest file, and the largest picture in it, that may be uploaded.
     upload_seconds, upload_rate: a body must have arrived after so many seconds, and one more for each so many bytes.
     decode_seconds: a picture that takes more processor time to decode is refused.
-    results, shortlist: the most that one search returns and compares.
+    results: the most that one search returns.
     browsed: the most images in one response of /api/browse.
     waiting: uploads that may wait for the model at one time; more are refused.
     remembered: bytes of the vectors and thumbnails of uploads that are kept, so that the page can return to them.
@@ -44,7 +44,6 @@ class Limits:
     upload_rate: float = 32_768.0
     decode_seconds: float = 4.0
     results: int = 100
-    shortlist: int = 10_000
     browsed: int = 200
     waiting: int = 8
     remembered: int = 32 * 2**20

@@ -22,7 +22,7 @@ from bier.errors import BierError, DataError
 from bier.evaluate.verification import kept_threshold
 from bier.files import name_text
 from bier.search import Id
-from bier.search.rerank import MOST, Match, search_one
+from bier.search.rerank import Match, search_one
 from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
 from bier.web.guard import ApiError, Limits, too_large
 
@@ -196,7 +196,7 @@ class Service:
         return await _threaded(self._encoding, self._encode, decoded)
 
     async def search(
-        self, query: Query, k: int, learners: int | None, shortlist: int | None, each: bool, rerank: str | None = None
+        self, query: Query, k: int, learners: int | None, each: bool, rerank: str | None = None
     ) -> list[ResultRow]:
         """The results of the first `learners` together and, with `each`, those of every learner alone.
 
@@ -206,11 +206,7 @@ class Service:
         chosen = count if learners is None else learners
         if chosen > count:
             raise ApiError(422, "invalid", f"The 'learners' parameter must lie between 1 and {count}. Got {chosen}.")
-        if shortlist is not None and shortlist < k:
-            raise ApiError(422, "invalid", f"The 'shortlist' parameter must be at least k, {k}. Got {shortlist}.")
-        if rerank is not None and shortlist is not None and shortlist > MOST:
-            raise ApiError(422, "invalid", f"With 'rerank', 'shortlist' must be at most {MOST}. Got {shortlist}.")
-        return await _threaded(self._searching, self._search, query, k, chosen, shortlist, each, rerank)
+        return await _threaded(self._searching, self._search, query, k, chosen, each, rerank)
 
     async def thumbnail(self, name: str, size: int) -> Thumbnail:
         """The small picture of an id or an upload."""
@@ -270,25 +266,15 @@ class Service:
         self._uploads.add(name, Upload(vector, decoded.thumbnails))
         return Query(name, vector)
 
-    def _search(
-        self, query: Query, k: int, learners: int, shortlist: int | None, each: bool, rerank: str | None
-    ) -> list[ResultRow]:
-        whole = learners == len(self.groups)
+    def _search(self, query: Query, k: int, learners: int, each: bool, rerank: str | None) -> list[ResultRow]:
         asked: list[tuple[bool, int]] = [(False, learners)]
         asked += [(True, number) for number in range(1, len(self.groups) + 1)] if each else []
-        waiting = [
-            self._threads.submit(self._row, query, k, alone, number, shortlist if whole and not alone else None, rerank)
-            for alone, number in asked
-        ]
+        waiting = [self._threads.submit(self._row, query, k, alone, number, rerank) for alone, number in asked]
         return [one.result() for one in waiting]
 
-    def _row(
-        self, query: Query, k: int, alone: bool, learners: int, shortlist: int | None, rerank: str | None
-    ) -> ResultRow:
+    def _row(self, query: Query, k: int, alone: bool, learners: int, rerank: str | None) -> ResultRow:
         chosen = [learners] if alone else None if learners == len(self.groups) else learners
-        matches = search_one(
-            self.store, query.vector, k, rerank=rerank, shortlist=shortlist, learners=chosen, without=query.id
-        )
+        matches = search_one(self.store, query.vector, k, rerank=rerank, learners=chosen, without=query.id)
         threshold = kept_threshold(self.collection.model.metadata, learners, alone)
         hits = [self._hit(match, threshold) for match in matches if match.id in self._name_of]
         hits.sort(key=lambda hit: hit.same is False)  # re-ranking may put an image below the threshold first

@@ -13,24 +13,22 @@ from numpy.typing import NDArray
 from bier.errors import SearchError
 from bier.search.store import (
     Columns,
+    Conditions,
     Entry,
     Floats,
-    Found,
     Id,
+    Neighbours,
     SearchRequest,
     Store,
-    Where,
     checked_groups,
     checked_ids,
     checked_model,
     id_array,
     spans,
-    wanted_values,
     without_secrets,
 )
 
 Hits: TypeAlias = list[list[tuple[Id, float]]]  # (id, dot product) of each query's results, best first
-Conditions: TypeAlias = dict[str, list[Any]]  # every key must have one of its values; labels are text
 
 
 class Row(NamedTuple):
@@ -51,9 +49,9 @@ class Row(NamedTuple):
 class EngineStore(Store):
     """A collection in an external engine, with the columns id, label, path, entry, vector and learner_1.
 
-    It differs from `Index` in this: ids are all strings or all whole numbers; `where` must be a mapping; `Found.rows`
-    is None; `learners=1` asks the engine's index of the first learner; rows are added in batches, of which each is
-    written or not. Several threads may use one store.
+    It differs from `Index` in this: ids are all strings or all whole numbers; `Neighbours.rows` is None;
+    `learners=1` asks the engine's index of the first learner; rows are added in batches, of which each is written or
+    not. Several threads may use one store.
 
     Beside the rows an engine keeps a record: {"groups", "about", "whole_numbers" (of the ids, from the first on)}.
     """
@@ -156,26 +154,20 @@ class EngineStore(Store):
                 self._create(self._record["whole_numbers"])
                 self._exists = True
 
-    def _search(self, request: SearchRequest) -> Found:
-        queries, k, shortlist, where, learners, exact = request
-        wanted, k = conditions(where), min(k, self.MOST)
+    def _search(self, request: SearchRequest) -> Neighbours:
+        queries, k, wanted, learners = request
+        k = min(k, self.MOST)
         if not len(queries):
             k = min(k, len(self))
-            return Found(np.empty((0, k), object), np.empty((0, k), np.float32))
+            return Neighbours(np.empty((0, k), object), np.empty((0, k), np.float32))
         with self._asking():
             if not self._there() or not all(wanted.values()):
                 hits: Hits = [[] for _ in queries]
-            elif exact:
-                if not self.can_scan:
-                    raise SearchError("The 'exact' parameter needs the index type FLAT in Milvus: ?index=FLAT.")
-                hits = self._nearest(queries, k, wanted, exact=True)
-            elif shortlist is not None and len(learners) == len(self.groups):
-                hits = self._funnel(queries, k, min(shortlist, self.MOST), wanted)
             elif learners == (0,) and len(self.groups) > 1:
                 hits = self._nearest(queries, k, wanted, field="learner_1")
             else:
                 hits = self._nearest(queries, k, wanted, exact=self.can_scan and len(learners) < len(self.groups))
-        return _found(hits)
+        return _neighbours(hits)
 
     def _lengths(self) -> Floats:
         """The lengths of the learners' parts, read from any one row."""
@@ -275,10 +267,6 @@ class EngineStore(Store):
     ) -> Hits:
         """The k best of each query (Q, d), by the index of `vector` or of `learner_1` (then zero beyond its part)."""
 
-    @abstractmethod
-    def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
-        """As `_nearest`; `learner_1` selects the shortlist and `vector` ranks it, inside the engine."""
-
 
 def is_address(text: str) -> bool:
     """Whether this is the address of a server, such as http://host:6333."""
@@ -288,23 +276,11 @@ def is_address(text: str) -> bool:
         return False
 
 
-def conditions(where: Where | None) -> Conditions:
-    if where is None:
-        return {}
-    if not isinstance(where, Mapping):
-        raise SearchError(
-            "The 'where' parameter must be a mapping in a store, which cannot run a Python rule. "
-            f"Got {type(where).__name__} instead."
-        )
-    wanted = {key: wanted_values(values) for key, values in where.items()}
-    return {key: [str(one) for one in values] if key == "label" else values for key, values in wanted.items()}
-
-
-def _found(hits: Hits) -> Found:
+def _neighbours(hits: Hits) -> Neighbours:
     """Lists of hits as arrays; a query with fewer hits than another is filled up with None and -inf."""
     most = max(len(some) for some in hits)
     nothing: list[tuple[Any, float]] = [(None, -np.inf)]
     full = [some + nothing * (most - len(some)) for some in hits]
     ids = id_array([one for some in full for one, _ in some], (len(hits), most))
     scores = np.array([score for some in full for _, score in some], np.float32).reshape(len(hits), most)
-    return Found(ids, scores)
+    return Neighbours(ids, scores)

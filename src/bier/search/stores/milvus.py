@@ -11,8 +11,8 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import Floats, Id, spans, without_secrets
-from bier.search.stores.engine import Conditions, EngineStore, Hits, Row, is_address
+from bier.search.store import Conditions, Floats, Id, spans, without_secrets
+from bier.search.stores.engine import EngineStore, Hits, Row, is_address
 
 _GRAPH = {"M": 32, "efConstruction": 200}
 _LONGEST = 4_096  # characters of a text
@@ -189,15 +189,6 @@ class MilvusStore(EngineStore):
         self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
     ) -> Hits:
         return self._ask(queries, field, k, expression(wanted))
-
-    def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
-        """Both steps inside Milvus: the first learner's field selects the shortlist, the whole vector ranks it."""
-        hits: Hits = []
-        for query in queries:
-            [first] = self._ask(query[None], "learner_1", shortlist, expression(wanted))
-            chosen = f"id in {literal([one for one, _ in first])}"
-            hits += self._ask(query[None], "vector", k, chosen) if first else [[]]
-        return hits
 
     def _ask(self, queries: Floats, field: str, k: int, condition: str) -> Hits:
         part = spans(self.groups)[0] if field == "learner_1" else slice(None)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import SCAN_ROWS, Floats, Id, spans
-from bier.search.stores.engine import Conditions, EngineStore, Hits, Row
+from bier.search.store import SCAN_ROWS, Conditions, Floats, Id, spans
+from bier.search.stores.engine import EngineStore, Hits, Row
 
 T = TypeVar("T")
 
@@ -271,9 +271,6 @@ class PostgresStore(EngineStore):
         self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
     ) -> Hits:
         return self._through(queries, k, 2 * k, wanted, field, exact)
-
-    def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
-        return self._through(queries, k, shortlist, wanted, "learner_1", False)
 
     def _through(self, queries: Floats, k: int, reach: int, wanted: Conditions, field: str, exact: bool) -> Hits:
         """One statement per query: a graph selects `reach` candidates, the whole vector ranks them.

@@ -11,8 +11,8 @@ from uuid import UUID, uuid5
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import Floats, Id, spans
-from bier.search.stores.engine import Conditions, EngineStore, Hits, Row, is_address
+from bier.search.store import Conditions, Floats, Id, spans
+from bier.search.stores.engine import EngineStore, Hits, Row, is_address
 
 EFFORT = 128  # hnsw_ef, on a server
 _NAMES = UUID("5b1c9d4e-6f0a-4a57-9a8e-0d6c1f7a2b3c")  # Qdrant's ids are numbers or UUIDs; texts become the latter
@@ -163,15 +163,6 @@ class QdrantStore(EngineStore):
     ) -> Hits:
         same = {"using": field, "query_filter": self._filter(wanted), "search_params": self._params(k, exact)}
         return [self._ask(self._part(query, field), k, **same) for query in queries]
-
-    def _funnel(self, queries: Floats, k: int, shortlist: int, wanted: Conditions) -> Hits:
-        """In one request: `prefetch` is the shortlist by the first learner."""
-        only, params, hits = self._filter(wanted), self._params(shortlist, False), []
-        for query in queries:
-            part = self._part(query, "learner_1")
-            first = self._models.Prefetch(query=part, using="learner_1", limit=shortlist, filter=only, params=params)
-            hits.append(self._ask(query.tolist(), k, using="vector", prefetch=first))
-        return hits
 
     def _part(self, query: Floats, field: str) -> list[float]:
         part: list[float] = (query[spans(self.groups)[0]] if field == "learner_1" else query).tolist()
