@@ -46,7 +46,11 @@ def test_a_key_like_no_other_gets_no_suggestion() -> None:
         ("train.learning_rate", False, "a number"),
         ("model.pretrained", 1, "true or false"),
         ("data.root", True, "text"),
-        ("loss.name", "hinge", "binomial-deviance, contrastive, triplet, cross-entropy, or the name of a loss class"),
+        (
+            "loss.name",
+            "hinge",
+            "binomial-deviance, contrastive, triplet, multi-similarity, cross-entropy, or the name of a loss class",
+        ),
         ("loss.settings", [2], "a table such as {alpha=2, base=0.5}"),
         ("loss.name", ["triplet"], "binomial-deviance"),
         ("train.optimizer", "lion", "adam, adamw, sgd"),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bier.method.initialise import initialise as initialise
     from bier.method.losses import BinomialDeviance as BinomialDeviance
     from bier.method.losses import Contrastive as Contrastive
+    from bier.method.losses import MultiSimilarity as MultiSimilarity
     from bier.method.losses import Triplet as Triplet
     from bier.models.model import Model as Model
     from bier.models.model import load as load
@@ -44,6 +45,7 @@ _HOME = {
     "EmbeddingEnsemble": "bier.method.ensemble",
     "Index": "bier.search.index",
     "Model": "bier.models.model",
+    "MultiSimilarity": "bier.method.losses",
     "Triplet": "bier.method.losses",
     "boosting_rates": "bier.method.equations",
     "classifier_correlation": "bier.evaluate.correlation",

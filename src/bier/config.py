@@ -22,7 +22,8 @@ RECORDS = ("made_by", "split")  # sections that describe how a run was made and 
 CHECKSUM = "sha256"  # a flipped bit cannot turn its first letter into #, which would hide the line
 _NOT_SETTINGS = (*RECORDS, CHECKSUM)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-LOSSES = ("binomial-deviance", "contrastive", "triplet", "cross-entropy")  # ours; all others are the library's
+# Ours; all others are the library's.
+LOSSES = ("binomial-deviance", "contrastive", "triplet", "multi-similarity", "cross-entropy")
 LIMITS = (("at least", "ge"), ("at most", "le"))
 GROUPS = "a number of groups or sizes like 96-160-256"
 LARGEST = 2**63 - 1  # TOML's largest whole number, and torch's largest seed
@@ -156,7 +157,9 @@ class LossConfig(Section):
         "the loss, ours or a class of pytorch-metric-learning such as MultiSimilarityLoss; cross-entropy is for "
         "classification",
     )
-    settings: Table = setting({}, "arguments of a loss of pytorch-metric-learning; a distance or reducer by its name")
+    settings: Table = setting(
+        {}, "arguments of multi-similarity or of a loss of pytorch-metric-learning; a distance or reducer by its name"
+    )
     miner: Text = setting(
         "", "a miner of pytorch-metric-learning, such as DistanceWeightedMiner, for one of its losses"
     )
@@ -438,7 +441,7 @@ def _check_loss(loss: LossConfig) -> None:
             f"'loss.boosting' = shrinkage goes with loss.name=binomial-deviance. Got '{loss.name}' instead."
         )
     given = [key for key in ("settings", "miner", "miner_settings") if getattr(loss, key)]
-    if given and loss.name in LOSSES:
+    if given and loss.name in LOSSES and (loss.name, given) != ("multi-similarity", ["settings"]):
         raise ValueError(
             f"'loss.{given[0]}' goes with a loss of pytorch-metric-learning. Got loss.name={loss.name} instead."
         )

@@ -61,6 +61,7 @@ class KilledAt(Silent):
         ({"loss.name": "SubCenterArcFaceLoss", "loss.settings": {"sub_centers": 2}}, 3),
         (MARGIN, 3),
         ({"loss.name": "MultiSimilarityLoss", "loss.miner": "MultiSimilarityMiner"}, 0),
+        ({"loss.name": "CrossBatchMemory", "loss.settings": {"loss": "ContrastiveLoss", "memory_size": 40}}, 7),
         ({"loss.name": "TripletMarginLoss", "loss.settings": {"distance": "CosineSimilarity", "margin": 0.1}}, 0),
     ],
     ids=lambda one: one["loss.name"] if isinstance(one, dict) else "",
@@ -82,12 +83,18 @@ def test_resumed_to_the_bit(
     assert not any(torch.equal(early[name], late[name]) for name in own)
 
 
-def test_proxies_are_trained_at_the_rate_of_the_embedding_layer(features_file: Path, tmp_path: Path) -> None:
-    settings = {"loss.name": "ProxyNCALoss", "train.embedding_factor": 0.0, "diversity.name": "none"}
+def test_proxies_are_trained_at_a_hundred_times_the_rate(features_file: Path, tmp_path: Path) -> None:
+    """Whatever the rate of the embedding layer: ADAM's first step moves each weight by its rate."""
+    settings = {"loss.name": "ProxyNCALoss", "train.embedding_factor": 2.0, "train.learning_rate": 1e-5}
+    settings |= {"train.steps": 2, "train.checkpoint_every": 1, "train.warmup": 0, "diversity.name": "none"}
     run = bier.train(config(features_file, **settings), tmp_path / "run").folder
-    early, late = (read_checkpoint(run / "checkpoints" / f"step-{step}").objective for step in (4, 12))
-    assert "metric.loss.learners.2.proxies" in late
-    assert all(torch.equal(early[name], late[name]) for name in late if not name.startswith("network."))
+    optimizer = read_checkpoint(run / "checkpoints" / "step-1").optimizer
+    assert [group["factor"] for group in optimizer["param_groups"]] == [2.0, 100.0]
+    assert [len(group["params"]) for group in optimizer["param_groups"]] == [1, 3]
+    early, late = (read_checkpoint(run / "checkpoints" / f"step-{step}") for step in (1, 2))
+    name = "metric.loss.learners.2.proxies"
+    moved = (late.objective[name] - early.objective[name]).abs().max().item()
+    assert moved == pytest.approx(late.optimizer["param_groups"][1]["lr"], rel=0.5)
 
 
 def test_a_loss_that_is_not_there_is_refused_before_images_are_read(tmp_path: Path) -> None:

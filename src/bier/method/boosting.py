@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from bier.distributed import gather
 from bier.errors import ConfigError, DataError
 from bier.method import defaults, equations
-from bier.method.checks import check_choice, check_finite, check_labels, check_rows, checked_groups
+from bier.method.checks import (
+    check_choice,
+    check_finite,
+    check_labels,
+    check_rows,
+    check_same,
+    checked_groups,
+    looks_at_values,
+)
 from bier.method.equations import running_score
 from bier.method.library import LibraryLoss, is_from_library
 from bier.method.losses import BinomialDeviance, pair_weight, triplet_weight
@@ -32,8 +40,9 @@ class BoostedLoss(nn.Module):
     Eq. (5) to (8), Section 3.1 and Appendix B of "Deep Metric Learning with BIER", https://arxiv.org/abs/1801.04815
 
     All pairs i<j of the batch are used, the positive and the negative ones averaged separately and added; or all
-    triplets, averaged. A kind that the batch does not have adds 0, so a batch without any such pair or triplet has
-    loss 0 and gradient 0. No gradient flows through the boosting weights.
+    triplets, averaged; or the whole matrix of similarities (`MultiSimilarity`), averaged over its rows. A kind that the
+    batch does not have adds 0, so a batch without any such pair or triplet has loss 0 and gradient 0. No gradient flows
+    through the boosting weights.
 
     Args:
         groups: the size of each learner. A single group gives the plain (baseline) loss.
@@ -44,7 +53,8 @@ class BoostedLoss(nn.Module):
         boosting: how pairs are weighted. `eta` is Algorithm 1 of the paper, Eq. (7): the derivative of the loss at the
             running score. `shrinkage` is the form in the authors' code, Eq. (7b), for binomial deviance only.
             `gradient` weights no pairs and trains learner m with the gradient of the loss at the running score, Eq.
-            (7c); a loss of pytorch-metric-learning on the whole similarity matrix is boosted in this way by `eta` too.
+            (7c). That is also how `eta` boosts what gives no value per pair: `MultiSimilarity` and the losses of
+            pytorch-metric-learning without proxies.
         gather_distributed: compute the loss over the batches of all processes of the default process group, which may
             differ in size; inside DistributedDataParallel the gradients are then those of one process with the whole
             batch.
@@ -90,7 +100,12 @@ class BoostedLoss(nn.Module):
                 f"The 'boosting' parameter 'shrinkage' goes with BinomialDeviance. Got {_name(self.loss)} instead."
             )
         if is_from_library(loss):
-            self.loss = LibraryLoss(self.groups, loss, miner, boost, boosting == "gradient")
+            self.loss = LibraryLoss(self.groups, loss, miner, boost)
+            if boosting == "gradient" and self.loss.has_proxies:
+                raise ConfigError(
+                    "The 'boosting' parameter 'gradient' goes with losses of pairs, of triplets or of the similarity "
+                    f"matrix. Got {type(loss).__name__} instead."
+                )
         elif miner is not None:
             raise ConfigError(
                 f"The 'miner' parameter goes with a loss of pytorch-metric-learning. Got {_name(self.loss)} instead."
@@ -100,52 +115,69 @@ class BoostedLoss(nn.Module):
         self.shrinkage = shrinkage
         self.rates, _ = equations.boosting_rates(len(self.groups))
 
-    def forward(self, z: Tensor, labels: Tensor, indices_tuple: Any = None) -> Tensor:
+    def forward(
+        self, z: Tensor, labels: Tensor | None = None, indices_tuple: Any = None, *, same: Tensor | None = None
+    ) -> Tensor:
         """Raw embeddings z (B, d) and integer labels (B,) -> scalar.
 
         indices_tuple: what a miner of pytorch-metric-learning has chosen from z, as the trainers of the library pass
-        it; for a loss of that library, in place of `miner`.
+            it; for a loss of that library, in place of `miner`.
+        same: in place of labels, which images belong together: a symmetric matrix (B, B) of bool, or of integers where
+            1 is a positive pair, 0 a negative one and -1 a pair to be ignored.
         """
-        return self.parts(z, labels, indices_tuple).total
+        return self.parts(z, labels, indices_tuple, same=same).total
 
-    def parts(self, z: Tensor, labels: Tensor, indices_tuple: Any = None) -> BoostedParts:
-        """Raw embeddings z (B, d) and integer labels (B,) -> the loss and its parts."""
-        if indices_tuple is not None and (self.gather_distributed or not isinstance(self.loss, LibraryLoss)):
+    def parts(
+        self, z: Tensor, labels: Tensor | None = None, indices_tuple: Any = None, *, same: Tensor | None = None
+    ) -> BoostedParts:
+        """As `forward`, -> the loss and its parts."""
+        from_library = isinstance(self.loss, LibraryLoss)
+        if indices_tuple is not None and (self.gather_distributed or not from_library):
             raise ConfigError(
                 "The 'indices_tuple' parameter goes with a loss of pytorch-metric-learning and without "
                 f"'gather_distributed'. Got {_name(self.loss)}, gather_distributed={self.gather_distributed} instead."
             )
+        if same is not None and (self.gather_distributed or from_library):
+            raise ConfigError(
+                "The 'same' parameter goes with a loss of ours and without 'gather_distributed'. "
+                f"Got {_name(self.loss)}, gather_distributed={self.gather_distributed} instead."
+            )
         check_rows(z, sum(self.groups), least=0)
-        check_labels(labels, z)
+        if (labels is None) == (same is None):
+            raise DataError(f"Expected either labels or same. Got {'neither' if same is None else 'both'}.")
+        if same is not None:
+            check_same(same, z)
+        else:
+            check_labels(labels, z)
+        known: Tensor = labels if same is None else same  # type: ignore[assignment]
         if self.gather_distributed:
-            z, labels = gather(z), gather(labels)
+            z, known = gather(z), gather(known)
         if len(z) < 2:
             raise DataError(f"A batch needs at least 2 images to form a pair. Got {len(z)} instead.")
         check_finite(z)
         with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
             parts = _at_least_float32(z).split(self.groups, dim=1)
-            if isinstance(self.loss, LibraryLoss):  # its own distance scales embeddings, where it wants them scaled
-                return _parts(self.loss(parts, labels, indices_tuple))
+            if from_library:  # its own distance scales embeddings, where it wants them scaled
+                return _parts(self.loss(parts, known, indices_tuple))
             parts = [equations.unit_rows(f) for f in parts]
-            if getattr(self.loss, "over", "pairs") == "triplets":
-                return self._over_triplets(parts, labels)
-            return self._over_pairs(parts, labels)
+            over = {"triplets": self._over_triplets, "matrix": self._over_matrix}
+            return over.get(getattr(self.loss, "over", "pairs"), self._over_pairs)(parts, known)
 
-    def _over_pairs(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
+    def _over_pairs(self, parts: list[Tensor], known: Tensor) -> BoostedParts:
         """Algorithm 1, on a band of the batch's rows at a time and its pairs i<j only: it stays in the cache."""
-        positives, negatives = _pair_counts(labels)
+        starts = range(0, len(known), BAND)
+        kinds = [_kinds(known, start, start + BAND) for start in starts]
+        # A pair i<j is right of the diagonal, which is (0, 0), (1, 1), ... in the band too; the rest has share 0.
+        kinds = [(positive.triu_(1), negative.triu_(1)) for positive, negative in kinds]
+        positives, negatives = (torch.stack([mask.sum() for mask in masks]).sum() for masks in zip(*kinds, strict=True))
         bands = [f.split(BAND) for f in parts]
         rows = []
-        for b, start in enumerate(range(0, len(labels), BAND)):
-            # A pair i<j is right of the diagonal, which is (0, 0), (1, 1), ... in the band too; the rest has share 0.
+        for b, (start, (positive, negative)) in enumerate(zip(starts, kinds, strict=True)):
             scores = [
                 (band[b] @ f[start:].T).fill_diagonal_(0) for band, f in zip(bands, parts, strict=True)
             ]  # M times (band, B - start)
-            same = labels[start : start + BAND, None] == labels[None, start:]
-            later = torch.ones_like(same).triu_(1)
-            positive = _share(later & same, positives, scores[0].dtype)
-            negative = _share(later & ~same, negatives, scores[0].dtype)
-            rows.append(self._boost_pairs(scores, same, positive, negative))
+            shares = (_share(positive, positives, scores[0].dtype), _share(negative, negatives, scores[0].dtype))
+            rows.append(self._boost_pairs(scores, positive, *shares))
         return _parts(torch.stack(rows).sum(dim=0))
 
     def _boost_pairs(self, scores: list[Tensor], same: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -169,11 +201,11 @@ class BoostedLoss(nn.Module):
                 running = running_score(running, score.detach(), rate)  # s^m
         return torch.stack(rows)
 
-    def _over_triplets(self, parts: list[Tensor], labels: Tensor) -> BoostedParts:
+    def _over_triplets(self, parts: list[Tensor], known: Tensor) -> BoostedParts:
         """Appendix B: a triplet is an ordered positive pair (anchor, other), of which there are A, and a negative."""
-        same = labels[:, None] == labels[None, :]  # (B, B)
-        anchor, other = same.clone().fill_diagonal_(False).nonzero(as_tuple=True)  # (A,), (A,)
-        valid = ~same.index_select(0, anchor)  # (A, B)
+        positive, negative = _kinds(known)  # (B, B)
+        anchor, other = _ordered_pairs(positive)  # (A,), (A,)
+        valid = negative.index_select(0, anchor) & positive[anchor, other][:, None]  # (A, B)
         share = _share(valid, valid.sum(), parts[0].dtype)
         weight = torch.ones_like(share)
         gradient = self.boost and self.boosting == "gradient"
@@ -183,14 +215,25 @@ class BoostedLoss(nn.Module):
             if m and self.boost and not gradient:
                 weight = triplet_weight(self.loss, *running)
             score = (f @ f.T).fill_diagonal_(0)
-            negative = score.index_select(0, anchor)  # (A, B)
-            positive = score[anchor, other][:, None].expand_as(negative)  # (A, B)
-            scores = (running_score(running[0], positive, rate), running_score(running[1], negative, rate))
+            by_negative = score.index_select(0, anchor)  # (A, B)
+            by_positive = score[anchor, other][:, None].expand_as(by_negative)  # (A, B)
+            scores = (running_score(running[0], by_positive, rate), running_score(running[1], by_negative, rate))
             mean_weight = _dot(weight, share)
-            loss = self.loss(*scores) if gradient else self.loss(positive, negative)
+            loss = self.loss(*scores) if gradient else self.loss(by_positive, by_negative)
             rows.append(torch.stack((_dot(loss, weight * share), mean_weight, mean_weight)))
             running = (scores[0].detach(), scores[1].detach())
         return _parts(torch.stack(rows))
+
+    def _over_matrix(self, parts: list[Tensor], known: Tensor) -> BoostedParts:
+        """Eq. (7c) on the whole matrix of similarities: the loss at s^m, the learners before m held fixed."""
+        positive, negative = _kinds(known)  # (B, B)
+        losses: list[Tensor] = []
+        score = torch.zeros_like(positive, dtype=parts[0].dtype)
+        for rate, f in zip(self.rates, parts, strict=True):
+            score = running_score(score.detach(), f @ f.T, rate) if self.boost and losses else f @ f.T
+            losses.append(self.loss(score, positive, negative).mean())
+        learners = torch.stack(losses)
+        return BoostedParts(learners.mean(), learners, torch.ones_like(learners), torch.ones_like(learners))
 
     def extra_repr(self) -> str:
         loss = "" if isinstance(self.loss, LibraryLoss) else f"loss={self.loss}, "
@@ -213,13 +256,25 @@ def _name(loss: Any) -> str:
     return f"the loss {type(loss).__name__ if isinstance(loss, nn.Module) else repr(loss)}"
 
 
-def _pair_counts(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many pairs i<j share their label, and how many do not; tensors, so that nothing waits for a device."""
-    count = len(labels)
-    starts = range(0, count, BAND)
-    equal = torch.stack([(labels[i : i + BAND, None] == labels).sum() for i in starts]).sum()
-    positives = (equal - count) // 2  # without the pairs (i, i)
-    return positives, count * (count - 1) // 2 - positives
+def _kinds(known: Tensor, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
+    """Whether pairs (i, j) are positive and whether negative, for start <= i < stop and j >= start; never for i = j.
+
+    known: labels (B,), or the matrix `same` (B, B).
+    """
+    if known.ndim == 1:
+        positive = known[start:stop, None] == known[None, start:]
+        return positive.fill_diagonal_(False), known[start:stop, None] != known[None, start:]
+    block = known[start:stop, start:]
+    return (block == 1).fill_diagonal_(False), (block == 0).fill_diagonal_(False)
+
+
+def _ordered_pairs(positive: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of a mask. Where nothing may wait for how many there are, those of all its entries."""
+    if looks_at_values(positive):
+        rows, columns = positive.nonzero(as_tuple=True)
+        return rows, columns
+    every = torch.arange(len(positive), device=positive.device)
+    return every.repeat_interleave(len(every)), every.repeat(len(every))
 
 
 def _share(chosen: Tensor, count: Tensor, dtype: torch.dtype) -> Tensor:

@@ -63,6 +63,26 @@ def check_labels(labels: Any, rows: Tensor) -> None:
         raise DataError(f"The labels must be on {rows.device}, as the embeddings are. Got {labels.device} instead.")
 
 
+def check_same(same: Any, rows: Tensor) -> None:
+    """A symmetric matrix of bool, or of 1, 0 and -1, for all pairs of rows, on the same device."""
+    count = len(rows)
+    if not isinstance(same, Tensor) or same.is_floating_point() or same.is_complex() or same.shape != (count, count):
+        got = f"{same.dtype} of shape {tuple(same.shape)}" if isinstance(same, Tensor) else type(same).__name__
+        raise DataError(
+            f"Expected 'same' to be a bool or integer tensor of shape ({count}, {count}). Got {got} instead."
+        )
+    if same.device != rows.device:
+        raise DataError(f"'same' must be on {rows.device}, as the embeddings are. Got {same.device} instead.")
+    if not looks_at_values(same):
+        return
+    if not torch.equal(same, same.T):
+        raise DataError("'same' must be symmetric: entry (i, j) says of images i and j what entry (j, i) says.")
+    if same.dtype != torch.bool and count and not -1 <= int(same.min()) <= int(same.max()) <= 1:
+        raise DataError(
+            f"'same' must hold 1, 0 and -1. Got values from {int(same.min())} to {int(same.max())} instead."
+        )
+
+
 def check_finite(rows: Tensor, what: str = "embeddings") -> None:
     """No NaN and no infinity. Only on the CPU: elsewhere the check would wait for the device in every step, and a loss
     that is not finite shows the same."""

@@ -1,8 +1,6 @@
-"""Losses of pytorch-metric-learning, boosted in one of three ways, chosen by what the loss is.
+"""Losses of pytorch-metric-learning, boosted by their functional gradient, Eq. (7c).
 
-- Losses of pairs and triplets are reweighted: Eq. (7) and (8).
-- Losses of the whole similarity matrix are boosted by their functional gradient: Eq. (7c).
-- Proxy and classifier losses have proxies per learner, and images are reweighted, as in `BoostedClassifier`.
+Proxy and classifier losses have proxies per learner instead, and images are reweighted, as in `BoostedClassifier`.
 
 The library is an optional extra, `peers`, and is imported where a loss or a miner is built by its name.
 """
@@ -12,9 +10,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +19,7 @@ from torch import Tensor, nn
 from bier.errors import ConfigError, did_you_mean, needs
 from bier.method import equations
 
-Way: TypeAlias = Literal["pairs", "matrix", "proxies"]
 Mine: TypeAlias = Callable[[Tensor, Tensor], Any]  # embeddings, labels -> chosen pairs or triplets, or None for all
-Weights: TypeAlias = Mapping[str, Tensor]  # by the name of a term of the loss; one per pair, triplet or image
 
 _BASE = "it is a base class and computes nothing"
 NOT_BOOSTED: Mapping[str, str] = {
@@ -33,7 +28,6 @@ NOT_BOOSTED: Mapping[str, str] = {
     "EmbeddingRegularizerMixin": _BASE,
     "GenericPairLoss": _BASE,
     "WeightRegularizerMixin": _BASE,
-    "CrossBatchMemory": "it does not save its position in the memory, so that a run could not be resumed",
     "DynamicSoftMarginLoss": "its histogram holds on to the graph of the batch before, so that step 2 fails",
     "ManifoldLoss": "it draws classes at random and takes no labels",
     "MultipleLosses": "it is a sum of losses; make a BoostedLoss for each of them and add these",
@@ -53,19 +47,16 @@ def is_from_library(loss: Any) -> bool:
     return losses is not None and isinstance(loss, tuple(getattr(losses, kind) for kind in kinds))
 
 
-def way_of(loss: Any) -> Way:
-    """How this loss is boosted; an error where it cannot be."""
-    from pytorch_metric_learning import losses
-
+def _has_proxies(loss: Any) -> bool:
+    """Whether each class has weights of its own; an error where the loss cannot be boosted."""
     name = type(loss).__name__
     if name in NOT_BOOSTED:
         raise ConfigError(f"The loss {name} cannot be boosted: {NOT_BOOSTED[name]}.")
-    if any(p.ndim > 1 for p in loss.parameters()):
-        if not callable(getattr(loss, "get_logits", None)):
-            raise ConfigError(f"The loss {name} cannot be boosted: it has proxies and no method 'get_logits'.")
-        return "proxies"
-    one_by_one = (losses.ContrastiveLoss, losses.TripletMarginLoss, losses.MarginLoss)
-    return "pairs" if isinstance(loss, one_by_one) else "matrix"
+    if all(p.ndim < 2 for p in loss.parameters()):
+        return False
+    if not callable(getattr(loss, "get_logits", None)):
+        raise ConfigError(f"The loss {name} cannot be boosted: it has proxies and no method 'get_logits'.")
+    return True
 
 
 class LibraryLoss(nn.Module):
@@ -76,24 +67,23 @@ class LibraryLoss(nn.Module):
         loss: its proxies, if it has any, are of the size of the whole embedding; each learner gets its columns.
         miner: chooses pairs or triplets, for each learner anew.
         boost: False calls the loss on each learner alone, and so does a single group.
-        gradient: boost a loss of pairs or triplets by its functional gradient too.
     """
 
-    def __init__(self, groups: Sequence[int], loss: Any, miner: Any, boost: bool, gradient: bool) -> None:
+    def __init__(self, groups: Sequence[int], loss: Any, miner: Any, boost: bool) -> None:
         super().__init__()
-        self.way = way_of(loss)
-        if gradient and self.way == "proxies":
-            raise ConfigError(
-                "The 'boosting' parameter 'gradient' goes with losses of pairs, of triplets or of the similarity "
-                f"matrix. Got {type(loss).__name__} instead."
-            )
-        self.way = "matrix" if gradient else self.way
+        self.has_proxies = _has_proxies(loss)
         self.boost = boost and len(groups) > 1
         starts = [sum(groups[:m]) for m in range(len(groups))]
         self.learners = nn.ModuleList(
             _for_learner(loss, start, size, sum(groups)) for start, size in zip(starts, groups, strict=True)
         )
         self.miner = miner
+        memories = [learner for learner in self.learners if type(learner).__name__ == "CrossBatchMemory"]
+        if memories:
+            for m, memory in enumerate(memories):  # it sees the vector of the first learners, or of one alone
+                memory.embedding_size = sum(groups[: m + 1]) if self.boost else groups[m]
+                memory.reset_queue()
+            self.positions = _Positions(memories)
         self.rates, _ = equations.boosting_rates(len(groups))
 
     def forward(self, parts: Sequence[Tensor], labels: Tensor, mined: Any = None) -> Tensor:
@@ -106,23 +96,11 @@ class LibraryLoss(nn.Module):
         if not self.boost:
             totals = [loss(f, labels, mine(f, labels)) for loss, f in zip(self.learners, parts, strict=True)]
             return torch.stack([_row(total) for total in totals])
-        boosted = {"pairs": self._reweighted, "matrix": self._by_gradient, "proxies": self._with_proxies}[self.way]
+        boosted = self._with_proxies if self.has_proxies else self._by_gradient
         return torch.stack(boosted(parts, labels, mine))
 
     def _mine(self, f: Tensor, labels: Tensor) -> Any:
         return None if self.miner is None else self.miner(f, labels)
-
-    def _reweighted(self, parts: Sequence[Tensor], labels: Tensor, mine: Mine) -> list[Tensor]:
-        """Each value of a pair or a triplet is multiplied by its weight before the loss reduces the values to one."""
-        rows, before = [], list[Tensor]()
-        for loss, f in zip(self.learners, parts, strict=True):
-            chosen = _chosen(loss, mine(f, labels), labels)
-            weights = _slopes(loss, equations.ensemble_vector(before, "sqrt"), labels, chosen) if before else {}
-            with _reducing(loss, partial(_weight_of_term, weights)):
-                total = loss(f, labels, chosen)
-            rows.append(_row(total, *_means(weights)))
-            before.append(f.detach())
-        return rows
 
     def _by_gradient(self, parts: Sequence[Tensor], labels: Tensor, mine: Mine) -> list[Tensor]:
         """Eq. (7c): the loss at s^m, the learners before m held fixed."""
@@ -150,8 +128,19 @@ class LibraryLoss(nn.Module):
         return rows
 
 
-def _weight_of_term(weights: Weights, name: str, _: Any) -> Tensor | None:
-    return weights.get(name)
+class _Positions(nn.Module):
+    """How far each CrossBatchMemory is filled; the library saves what is in them, and not this."""
+
+    def __init__(self, memories: Sequence[Any]) -> None:
+        super().__init__()
+        self.memories = list(memories)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([[memory.queue_idx, memory.has_been_filled] for memory in self.memories])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        for memory, (position, filled) in zip(self.memories, state.tolist(), strict=True):
+            memory.queue_idx, memory.has_been_filled = position, bool(filled)
 
 
 def _row(total: Tensor, positive: Tensor | float = 1.0, negative: Tensor | float = 1.0) -> Tensor:
@@ -179,75 +168,12 @@ def _for_learner(loss: Any, start: int, size: int, dimension: int) -> Any:
     return mine
 
 
-def _chosen(loss: Any, mined: Any, labels: Tensor) -> Any:
-    """The pairs or triplets of this batch. A loss that draws triplets at random would else draw twice."""
-    from pytorch_metric_learning.utils import loss_and_miner_utils
-
-    if not hasattr(loss, "triplets_per_anchor"):
-        return mined
-    return loss_and_miner_utils.convert_to_triplets(mined, labels, t_per_anchor=loss.triplets_per_anchor)
-
-
-def _slopes(loss: Any, running: Tensor, labels: Tensor, chosen: Any) -> dict[str, Tensor]:
-    """Eq. (7) and (8): |derivative| of each value of the loss at the running score, by the distance that it uses."""
-    seen: list[Tensor] = []
-
-    def watch(_: Any, __: Any, distances: Tensor) -> Tensor:
-        seen.append(distances.detach().requires_grad_())
-        return seen[0]
-
-    with torch.inference_mode(False), torch.enable_grad():
-        # Copies, because a tensor made in inference mode can never be differentiated.
-        running, labels = running.clone(), labels.clone()
-        chosen = chosen if chosen is None else tuple(one.clone() for one in chosen)
-        with _hooked(loss.distance.register_forward_hook(watch)):
-            terms = loss.compute_loss(running, labels, chosen, running, labels)
-        same = labels[:, None] == labels[None, :]
-        slopes = {}
-        for name, term in terms.items():
-            if term["reduction_type"] in ("pos_pair", "neg_pair", "triplet") and torch.is_tensor(term["losses"]):
-                by_positive, by_negative = _by_pairs(term["losses"], seen[0], same)
-                both = by_positive.abs() + by_negative.abs()
-                slopes[name] = both / 2 if term["reduction_type"] == "triplet" else both
-    return slopes
-
-
-def _by_pairs(values: Tensor, distances: Tensor, same: Tensor) -> list[Tensor]:
-    """The derivative of each value by the distance of its positive pair, and by that of its negative pair.
-
-    A value depends on one of each at most, so that its derivative by all positive pairs at once is that by its own.
-    Directional derivatives of many values are the derivative of `product`, Jacobian times dummy, by the dummy.
-    """
-    dummy = torch.zeros_like(values, requires_grad=True)
-    (product,) = torch.autograd.grad(values, distances, dummy, create_graph=True)
-    kinds = (same, ~same)
-    return [torch.autograd.grad((product * kind).sum(), dummy, retain_graph=kind is same)[0] for kind in kinds]
-
-
-def _means(weights: Weights) -> tuple[Tensor | float, Tensor | float]:
-    """Mean weights of positive and of negative pairs; a loss of triplets has one term for both."""
-    means = [weight.mean() if len(weight) else 0.0 for weight in weights.values()]
-    return (means[0], means[-1]) if means else (1.0, 1.0)
-
-
 @contextmanager
 def _hooked(handle: Any) -> Iterator[None]:
     try:
         yield
     finally:
         handle.remove()
-
-
-def _reducing(loss: Any, weight_of: Callable[[str, Mapping[str, Any]], Tensor | None]) -> Any:
-    """While this lasts, the terms of the loss are multiplied by weights before the library reduces them to a number."""
-
-    def weigh(_: Any, arguments: tuple[Any, ...]) -> None:
-        for name, term in arguments[0].items():
-            weight = weight_of(name, term)
-            if weight is not None:
-                term["losses"] = term["losses"] * weight
-
-    return _hooked(loss.reducer.register_forward_pre_hook(weigh))
 
 
 def _weighing_images(loss: Any, weight: Tensor) -> Any:
@@ -258,10 +184,12 @@ def _weighing_images(loss: Any, weight: Tensor) -> Any:
         scale: Callable[..., Tensor] = lambda _, __, scores: _ScaledGradient.apply(scores, weight[:, None])  # noqa: E731
         return _hooked(loss.distance.register_forward_hook(scale))
 
-    def of_images(_: str, term: Mapping[str, Any]) -> Tensor | None:
-        return weight[term["indices"]] if term["reduction_type"] == "element" else None
+    def weigh(_: Any, arguments: tuple[Any, ...]) -> None:
+        for term in arguments[0].values():
+            if term["reduction_type"] == "element":
+                term["losses"] = term["losses"] * weight[term["indices"]]
 
-    return _reducing(loss, of_images)
+    return _hooked(loss.reducer.register_forward_pre_hook(weigh))
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -289,18 +217,21 @@ def _class_logits(loss: Any, f: Tensor) -> Tensor:
 
 
 def build_loss(name: str, settings: Mapping[str, Any], dimension: int, classes: int) -> Any:
-    """The loss called `name`, with the arguments of `loss.settings`; a distance or a reducer is given by its name.
+    """The loss called `name`, with the arguments of `loss.settings`, of which some are objects, given by their names.
 
     A loss that needs the number of classes and the size of the embedding gets them.
     """
     needs("pytorch_metric_learning", "peers")
-    from pytorch_metric_learning import distances, losses, reducers
+    from pytorch_metric_learning import distances, losses, miners, reducers
 
-    kind = _class(losses, name, "loss.name", "Loss")
+    kind = _class(losses, name, "loss.name", ("Loss", "Memory"))
     if name in NOT_BOOSTED:
         raise ConfigError(f"The setting 'loss.name' = {name} cannot be boosted: {NOT_BOOSTED[name]}.")
     arguments = dict(settings)
-    for key, module in (("distance", distances), ("reducer", reducers)):
+    objects = {"distance": distances, "reducer": reducers}
+    if name == "CrossBatchMemory":
+        objects |= {"loss": losses, "miner": miners}
+    for key, module in objects.items():
         if key in arguments:
             arguments[key] = _class(module, arguments[key], f"loss.settings.{key}", "")()
     required = {
@@ -325,8 +256,8 @@ def build_miner(name: str, settings: Mapping[str, Any]) -> Any:
     return _built(kind, arguments, "loss.miner_settings")
 
 
-def _class(module: ModuleType, name: Any, key: str, ending: str) -> Any:
-    known = sorted(one for one, value in vars(module).items() if inspect.isclass(value) and one.endswith(ending))
+def _class(module: ModuleType, name: Any, key: str, endings: str | tuple[str, ...]) -> Any:
+    known = sorted(one for one, value in vars(module).items() if inspect.isclass(value) and one.endswith(endings))
     if isinstance(name, str) and name in known + list(NOT_BOOSTED):
         return getattr(module, name)
     hint = did_you_mean(name, known) or f" It has {', '.join(known)}."

@@ -1,9 +1,10 @@
-"""The three losses of the paper on similarities, and the boosting weights that any such loss gives.
+"""Losses on similarities: the paper's three and Multi-Similarity, and the boosting weights that any such loss gives.
 
 A loss on pairs is any elementwise function of (similarity, same), the second bool and of the same shape. A loss on
 triplets has the attribute `over = "triplets"` and is an elementwise function of (positive similarity, negative
-similarity). One that also has a method `weight` with the same arguments gives the boosting weights in closed form;
-for any other they come from automatic differentiation.
+similarity). If either also has a method `weight` with the same arguments, that gives the boosting weights in closed
+form; else they come from automatic differentiation. A loss with `over = "matrix"` is a function of (similarity,
+positive, negative), all (B, B), that gives one value per row; it is boosted by its gradient, Eq. (7c).
 """
 
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from bier.method import defaults
 from bier.method.checks import check_number
 
-Over: TypeAlias = Literal["pairs", "triplets"]
+Over: TypeAlias = Literal["pairs", "triplets", "matrix"]
 
 
 class _Checked:
@@ -130,6 +131,63 @@ class Triplet(_Checked):
     def weight(self, positive: Tensor, negative: Tensor) -> Tensor:
         """|derivative| with respect to either score: 1 where the margin is violated, else 0."""
         return (negative - positive + self.margin > 0).to(positive.dtype)
+
+
+@dataclass(frozen=True)
+class MultiSimilarity(_Checked):
+    """Multi-Similarity with its mining: for each image, a soft maximum over its positive and over its negative pairs.
+
+    log(1 + sum_p exp(-alpha (s_p - base))) / alpha + log(1 + sum_n exp(beta (s_n - base))) / beta. Only pairs that are
+    hard for the image take part: positive ones less than `epsilon` above its most similar negative, negative ones less
+    than `epsilon` below its least similar positive.
+
+    "Multi-Similarity Loss with General Pair Weighting for Deep Metric Learning", https://arxiv.org/abs/1904.06627
+
+    Args:
+        alpha: slope for positive pairs.
+        beta: slope for negative pairs.
+        base: the threshold.
+        epsilon: of the mining; `math.inf` uses all pairs.
+
+    Returns:
+        The loss of each row of a matrix of similarities (B, B), given which pairs are positive and which are negative
+        (bool, of the same shape).
+
+    Raises:
+        ConfigError: a parameter is out of range.
+
+    Example:
+        >>> import bier, torch
+        >>> boosted = bier.BoostedLoss((4, 8), bier.MultiSimilarity())
+        >>> boosted(torch.randn(6, 12, requires_grad=True), torch.tensor([0, 0, 1, 1, 2, 2])).backward()
+    """
+
+    over: ClassVar[Over] = "matrix"
+    alpha: float = 2.0
+    beta: float = 50.0
+    base: float = 0.5
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("base", self.base)
+        check_number("epsilon", self.epsilon, least=0)
+        for name in ("alpha", "beta"):  # both are divided by
+            check_number(name, getattr(self, name), least=0.01, below=1e6)
+        largest = max(self.alpha * (1 + self.base), self.beta * (1 - self.base))
+        check_number("largest exponent, max(alpha (1 + base), beta (1 - base)),", largest, below=80)  # e^88 is infinite
+
+    def __call__(self, similarity: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        with torch.no_grad():
+            nothing = torch.finfo(similarity.dtype).max
+            hardest_positive = similarity.where(positive, nothing).amin(dim=1, keepdim=True)
+            hardest_negative = similarity.where(negative, -nothing).amax(dim=1, keepdim=True)
+            pulled = positive & (similarity < hardest_negative.add_(self.epsilon))
+            pushed = negative & (similarity > hardest_positive.sub_(self.epsilon))
+            # -alpha for a positive pair, beta for a negative one, as in BinomialDeviance
+            factor = positive.to(similarity.dtype).mul_(-self.alpha - self.beta).add_(self.beta)
+        terms = (similarity - self.base).mul_(factor).exp_()
+        pull = terms.where(pulled, 0).sum(dim=1).log1p() / self.alpha
+        return pull + terms.where(pushed, 0).sum(dim=1).log1p() / self.beta
 
 
 def pair_weight(loss: Any, running: Tensor, same: Tensor) -> Tensor:

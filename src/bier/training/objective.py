@@ -1,19 +1,22 @@
 """From a batch to the loss: backbone, embedding, boosted loss and diversity loss in one module."""
 
 import math
-from typing import NamedTuple, Self
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from bier.config import LOSSES, Config
 from bier.distributed import gather
+from bier.errors import ConfigError
 from bier.method.boosting import BoostedLoss, BoostedParts
 from bier.method.classifier import BoostedClassifier
 from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.library import build_loss, build_miner
-from bier.method.losses import BinomialDeviance, Contrastive, Triplet
+from bier.method.losses import BinomialDeviance, Contrastive, MultiSimilarity, Triplet
 from bier.models.backbone import autocast
 
 
@@ -102,6 +105,8 @@ def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> Booste
         miner = build_miner(loss.miner, loss.miner_settings) if loss.miner else None
         theirs = build_loss(loss.name, loss.settings, sum(groups), classes)
         return BoostedLoss(groups, theirs, loss.boost, loss.boosting, miner=miner)
+    if loss.name == "multi-similarity":
+        return BoostedLoss(groups, _multi_similarity(loss.settings), loss.boost, loss.boosting)
     given = {} if loss.margin < 0 else {"margin": loss.margin}
     if loss.name == "contrastive":
         return BoostedLoss(groups, Contrastive(**given), loss.boost, loss.boosting)
@@ -109,6 +114,14 @@ def metric_loss(config: Config, groups: tuple[int, ...], classes: int) -> Booste
         return BoostedLoss(groups, Triplet(**given), loss.boost, loss.boosting)
     deviance = BinomialDeviance(loss.beta1, loss.beta2, loss.cost)
     return BoostedLoss(groups, deviance, loss.boost, loss.boosting)
+
+
+def _multi_similarity(settings: Mapping[str, Any]) -> MultiSimilarity:
+    known = [field.name for field in fields(MultiSimilarity)]
+    for key in settings:
+        if key not in known:
+            raise ConfigError(f"'loss.settings' of multi-similarity are {', '.join(known)}. Got {key!r} instead.")
+    return MultiSimilarity(**settings)
 
 
 def diversity_loss(config: Config, name: str, groups: tuple[int, ...]) -> ActivationLoss | AdversarialLoss | None:

@@ -14,22 +14,28 @@ from bier.config import Config, TrainConfig
 from bier.models.backbone import Backbone, Stages
 from bier.training.objective import Objective
 
+PROXY_FACTOR = 100.0  # times the learning rate, as the authors of Proxy-Anchor train theirs
+
 
 def build_optimizer(config: Config, objective: Objective) -> torch.optim.Optimizer:
     """The optimizer that `config.train` names. The `factor` of a parameter group times the learning rate is its rate.
 
     With the default settings there are two groups, the backbone and everything behind it, as in older checkpoints.
+    Proxies have a rate of their own: they start at random and would hardly move at the rate of pretrained weights.
     """
-    train, regressors = config.train, []
+    train, regressors, proxies = config.train, list[nn.Parameter](), list[nn.Parameter]()
+    if getattr(getattr(objective.metric, "loss", None), "has_proxies", False):
+        proxies = [parameter for parameter in objective.metric.parameters() if parameter.ndim > 1]
     if config.diversity.factor and objective.diversity is not None:
         regressors = list(objective.diversity.parameters())
-    apart = {id(parameter) for parameter in regressors}
+    apart = {id(parameter) for parameter in [*regressors, *proxies]}
     named = ((name, p) for name, p in objective.named_parameters() if not name.startswith("network."))
     behind = [parameter for _, parameter in named if id(parameter) not in apart]
     groups = [
         *_network_groups(objective.network, train.layer_decay),
         {"params": behind, "factor": train.embedding_factor},
         {"params": regressors, "factor": config.diversity.factor},
+        {"params": proxies, "factor": PROXY_FACTOR},
     ]
     groups = [group for group in groups if group["params"]]
     rate, decay = train.learning_rate, train.weight_decay

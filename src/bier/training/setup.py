@@ -188,11 +188,13 @@ class TrainingSetup:
 
 def load_data(config: Config) -> Dataset:
     """The data set that a config names, divided as it says; an error where the settings of training do not suit it."""
-    if config.loss.name not in LOSSES:  # whether there is such a loss is known before images are read
+    if (
+        config.loss.name not in LOSSES or config.loss.settings
+    ):  # whether there is such a loss is known before images are read
         metric_loss(config, sizes(config), classes=2)
     dataset = data.load(config.data)
     if (dataset.protocol == "accuracy") != (config.loss.name == "cross-entropy"):
-        others = "binomial-deviance, contrastive, triplet or a loss of pytorch-metric-learning"
+        others = "binomial-deviance, contrastive, triplet, multi-similarity or a loss of pytorch-metric-learning"
         wanted = "cross-entropy" if dataset.protocol == "accuracy" else others
         raise ConfigError(
             f"The data set '{config.data.name}' needs loss.name={wanted}. Got '{config.loss.name}' instead."
