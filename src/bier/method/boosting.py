@@ -82,7 +82,7 @@ class BoostedLoss(nn.Module):
     def __init__(
         self,
         groups: Sequence[int],
-        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        loss: Callable[..., Tensor] | None = None,
         boost: bool = defaults.BOOST,
         boosting: defaults.Boosting = defaults.BOOSTING,
         gather_distributed: bool = False,

@@ -78,7 +78,7 @@ class LibraryLoss(nn.Module):
             _for_learner(loss, start, size, sum(groups)) for start, size in zip(starts, groups, strict=True)
         )
         self.miner = miner
-        memories = [learner for learner in self.learners if type(learner).__name__ == "CrossBatchMemory"]
+        memories: list[Any] = [learner for learner in self.learners if type(learner).__name__ == "CrossBatchMemory"]
         if memories:
             for m, memory in enumerate(memories):  # it sees the vector of the first learners, or of one alone
                 memory.embedding_size = sum(groups[: m + 1]) if self.boost else groups[m]
