@@ -9,7 +9,7 @@ that was stopped goes on from its checkpoint. The runs of several processes with
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +34,43 @@ SHARED: Mapping[str, Any] = {
     "train.keep_checkpoints": 1,
 }
 RATES = {"baseline": 1e-4, "bier": 3e-5, "a-bier": 1e-4}  # found on the same classes with smaller pictures
-# What each comparison runs: method, steps of the solved start, cost of negative pairs.
-COMPARISONS: Mapping[str, list[tuple[str, int, float]]] = {
-    "start": [("bier", 20, 10.0), ("bier", 600, 10.0)],
-    "cost": [("bier", 20, 10.0), ("bier", 20, 25.0)],
-    "cost-a-bier": [("a-bier", 20, 10.0), ("a-bier", 20, 25.0)],
-    "cost-baseline": [("baseline", 20, 10.0), ("baseline", 20, 25.0)],
+METHODS = tuple(RATES)
+STEPS = {"start_steps": setup.START_STEPS}
+GRID = [(rate, factor) for rate in (3e-5, 1e-4) for factor in (10.0, 2.0)]
+
+
+def _grid(method: str, rate: float, factor: float, **more: float) -> tuple[str, Mapping[str, float]]:
+    """A point of the grid, at the paper's cost and with regressors at the backbone's rate, as the authors have them."""
+    regressors = {"diversity.factor": 1.0} if method == "a-bier" else {}
+    point = {"train.learning_rate": rate, "train.embedding_factor": factor}
+    return method, {"loss.cost": 25.0, **point, **regressors, **more}
+
+
+# What each comparison runs: the method and what is set. `start_steps` are those of the solved start.
+COMPARISONS: Mapping[str, Sequence[tuple[str, Mapping[str, float]]]] = {
+    "start": [("bier", {"start_steps": steps, "loss.cost": 10.0}) for steps in (20, 600)],
+    **{
+        "cost" if method == "bier" else f"cost-{method}": [(method, {"loss.cost": cost}) for cost in (10.0, 25.0)]
+        for method in METHODS
+    },
+    "lambda": [_grid("a-bier", 3e-5, 10.0, **{"diversity.weight": weight}) for weight in (1e-2, 1e-1, 1e-3)],
+    "grid": [_grid(method, *point) for point in GRID for method in METHODS],
 }
 
 
-def run(method: str, start: int, cost: float, seed: int, options: argparse.Namespace) -> None:
-    what = {"method": method, "start_steps": start, "cost": cost, "seed": seed}
-    if what in [{key: line[key] for key in what} for line in lines(options.out)]:
+def run(method: str, changes: Mapping[str, float], seed: int, options: argparse.Namespace) -> None:
+    changes = {**STEPS, "train.learning_rate": RATES[method], **changes}
+    steps = int(changes["start_steps"])
+    settings = {key: value for key, value in changes.items() if key not in STEPS}
+    config = resolve(method, "cub", {**SHARED, **settings, "seed": seed})
+    flat = {key: value for key, value in config.flat().items() if key != "data.root"}
+    flat = json.loads(json.dumps(flat).replace("Infinity", '"inf"'))
+    if any((line["start_steps"], line["settings"]) == (steps, flat) for line in lines(options.out)):
         return
-    config = resolve(method, "cub", {**SHARED, "loss.cost": cost, "train.learning_rate": RATES[method], "seed": seed})
     paths = {"data.root": str(options.root), "data.cache": str(options.cache)}
     paths["model.weights"] = str(options.root / "bvlc_googlenet.caffemodel")
-    folder = options.cache / "runs" / "-".join(map(str, what.values()))
-    setup.START_STEPS = start
+    folder = options.cache / "runs" / name_of(method, changes, seed)
+    setup.START_STEPS = steps
     began, used = time.perf_counter(), time.process_time()
     resume = (folder / "config.toml").exists()
     done = bier.train(config.with_settings(paths), folder, resume=resume, same=False)
@@ -60,12 +79,16 @@ def run(method: str, start: int, cost: float, seed: int, options: argparse.Names
     curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = [[row["step"], row["validation"], *row["validation_learners"]] for row in curve if "validation" in row]
     seconds = {"seconds": round(time.perf_counter() - began), "processor": round(time.process_time() - used)}
-    settings = {key: value for key, value in config.flat().items() if not key.startswith("data.root")}
-    line = {**what, "best": max(row[1] for row in curve), "last": curve[-1][1], "curve": curve, **seconds}
-    line |= {"resumed": resume, "settings": json.loads(json.dumps(settings).replace("Infinity", '"inf"'))}
+    line = {"method": method, "start_steps": steps, "cost": config.loss.cost, "seed": seed}
+    line |= {"best": max(row[1] for row in curve), "last": curve[-1][1], "curve": curve, **seconds}
+    line |= {"resumed": resume, "settings": flat}
     with FileLock(f"{options.out}.lock"):
-        text = "".join(json.dumps(one) + "\n" for one in [*lines(options.out), line])
+        text = "".join(json.dumps(line) + "\n" for line in [*lines(options.out), line])
         files.write(options.out, text.encode())
+
+
+def name_of(method: str, changes: Mapping[str, float], seed: int) -> str:
+    return "-".join([method, *(f"{key.rpartition('.')[2]}={value:g}" for key, value in changes.items()), str(seed)])
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -81,10 +104,10 @@ def main() -> None:
     options = parser.parse_args()
     (options.cache / "locks").mkdir(parents=True, exist_ok=True)
     for seed in range(options.seeds):
-        for method, start, cost in dict.fromkeys(row for name in options.comparisons for row in COMPARISONS[name]):
+        for method, changes in (row for name in options.comparisons for row in COMPARISONS[name]):
             try:
-                with FileLock(options.cache / "locks" / f"{method}-{start}-{cost}-{seed}", timeout=0):
-                    run(method, start, cost, seed, options)
+                with FileLock(options.cache / "locks" / name_of(method, changes, seed), timeout=0):
+                    run(method, changes, seed, options)
             except Timeout:
                 continue
 

@@ -56,14 +56,6 @@ def a_shop(photos: None) -> None:
     bier.train(bier.resolve("a-bier", "folder", {"data.root": "photos", **SMALL}), "runs/shop")
 
 
-def test_the_table_has_the_figures_of_the_results() -> None:
-    summary = (README.parent / "docs" / "results.md").read_text(encoding="utf-8").split("\n## ")[0]
-    table = "".join(line for line in TEXT.splitlines() if line.startswith("|"))
-    figures = re.findall(r"\d+\.\d", table)
-    assert len(figures) == 6
-    assert set(figures) <= set(re.findall(r"\d+\.\d", summary))
-
-
 def test_the_install_command_and_the_list_of_extras() -> None:
     """tests/test_project.py installs the wheel itself."""
     project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -11,7 +11,7 @@ import pytest
 import bier
 from bier.config import Config
 from bier.evaluate.ensemble import evaluate_ensemble
-from bier.paper.budgets import FULL
+from bier.paper.budgets import PAPER
 
 SETTINGS = {  # parameter of the method -> the setting that it is
     "beta1": "loss.beta1",
@@ -83,5 +83,5 @@ def test_the_defaults_themselves() -> None:
 
 
 def test_the_papers_own_values_are_those_of_its_budget() -> None:
-    assert FULL.settings["retrieval"]["loss.cost"] == 25.0
-    assert FULL.settings["retrieval"]["model.weighting"] == "alpha"
+    assert PAPER.settings["retrieval"]["loss.cost"] == 25.0
+    assert PAPER.settings["retrieval"]["model.weighting"] == "alpha"

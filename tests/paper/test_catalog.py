@@ -3,8 +3,8 @@
 import pytest
 
 from bier.errors import ConfigError
-from bier.paper.budgets import BUDGETS, FULL, MAIN, SHORT, SMOKE, Budget, budget_of, choices, config_of
-from bier.paper.experiments import EXPERIMENTS, Row, experiment
+from bier.paper.budgets import BUDGETS, MAIN, PAPER, SMOKE, THIRD, Budget, budget_of, config_of, snapshots_of
+from bier.paper.experiments import DATASETS, EXPERIMENTS, ON_DATA, Row, experiment
 from bier.paper.results import Job, plan
 
 ROWS = [(one.name, row) for one in EXPERIMENTS.values() for row in one.rows]
@@ -18,7 +18,8 @@ def named(name: str, label: str) -> Row:
 def test_every_experiment_is_there() -> None:
     assert list(EXPERIMENTS) == [
         *("strength", "losses", "groups", "embedding-size", "initialisation", "auxiliary", "lambda", "summary"),
-        *("end-to-end", "datasets", "cifar10", "pictures", "peers", "tried"),
+        *("end-to-end", "cub", "cub-cropped", "cars", "cars-cropped", "sop", "inshop", "vehicleid"),
+        *("cifar10", "pictures", "peers"),
     ]
 
 
@@ -33,10 +34,19 @@ def test_every_experiment_is_there() -> None:
         ("initialisation", "Orthogonal", "recall", 54.58),
         ("auxiliary", "No auxiliary loss, ten times the rate", "recall", 52.3),
         ("lambda", "Adversarial Loss, lambda_div 0.001", "recall", 57.5),
-        ("summary", "Activation Loss initialisation", "recall", 53.93),
+        ("summary", "Activation Loss initialisation", "recall", 53.73),
         ("end-to-end", "Stagewise: features fixed", "recall", 52.0),
-        ("datasets", "vehicleid large, A-BIER", "recall", 81.9),
-        ("cifar10", "Quick-Wider, Adversarial BIER", "accuracy", 83.21),
+        ("strength", "Init-96-160-256", "recall", 53.93),
+        ("vehicleid", "A-BIER, large", "recall", 81.9),
+        ("vehicleid", "BIER, learner 3, large", "recall@5", 86.0),
+        ("cub", "A-BIER, learner 3", "recall", 55.3),
+        ("cub", "Baseline", "recall@32", 94.8),
+        ("cars", "BIER, learner 3", "recall@8", 94.9),
+        ("cars-cropped", "A-BIER", "recall@2", 94.1),
+        ("cub-cropped", "BIER", "recall@16", 93.8),
+        ("sop", "A-BIER", "recall@1000", 97.8),
+        ("inshop", "A-BIER, learner 3", "recall@50", 98.0),
+        ("cifar10", "Quick-Wider, Adversarial BIER (7c)", "accuracy", 83.21),
         ("peers", "Proxy-NCA-512", "recall", 49.2),
     ],
 )
@@ -46,65 +56,77 @@ def test_what_the_paper_got(name: str, label: str, key: str, expected: float) ->
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 def test_every_row_is_a_config(budget: object) -> None:
-    for name, row in ROWS:
+    for _, row in ROWS:
         config = config_of(row, budget, seed=3)  # type: ignore[arg-type]
-        assert config.seed == 3
-        assert config.data.validation == (0.4 if name == "tried" else 0)
-        assert config.data.validation_order == ("last" if name == "tried" else "random")
+        assert (config.seed, config.data.validation) == (3, 0)
 
 
-@pytest.mark.parametrize("budget", [MAIN, FULL], ids=["main", "full"])
+def test_a_table_per_data_set_has_the_paper_s_rows_and_columns() -> None:
+    ks = {one.name: [column.title for column in one.columns if column.title.startswith("R@")] for one in DATASETS}
+    assert ks["cub"] == ks["cars-cropped"] == ["R@1", "R@2", "R@4", "R@8", "R@16", "R@32"]
+    assert (ks["sop"], ks["vehicleid"]) == (["R@1", "R@10", "R@100", "R@1000"], ["R@1", "R@5"])
+    assert ks["inshop"] == ["R@1", "R@10", "R@20", "R@30", "R@40", "R@50"]
+    labels = [row.label for row in experiment("cub").rows]
+    assert labels == ["not trained", "Baseline", "BIER, learner 3", "BIER", "A-BIER, learner 3", "A-BIER"]
+    assert len(experiment("vehicleid").rows) == 3 * len(labels)
+
+
+def test_pictures_of_every_data_set() -> None:
+    assert {row.data for row in experiment("pictures").rows} == set(ON_DATA)
+
+
+@pytest.mark.parametrize("budget", [MAIN, PAPER], ids=["main", "paper"])
 def test_tables_share_their_runs(budget: Budget) -> None:
     def key(name: str, label: str) -> str:
-        return Job(named(name, label), budget, 0).key
+        return Job(named(name, label), budget, 0).name
 
     baseline = key("strength", "Baseline-512")
     for name, label in [("losses", "Binomial-Deviance-512"), ("groups", "Baseline-512"), ("summary", "Baseline")]:
         assert key(name, label) == baseline
-    assert key("datasets", "cub, Baseline") == key("peers", "Binomial-Deviance-512") == baseline
+    assert (
+        key("cub", "Baseline") == key("peers", "Binomial-Deviance-512") == baseline == f"cub-{budget.name}-baseline-0"
+    )
     bier = key("strength", "BIER-96-160-256")
     assert key("initialisation", "Activation Loss") == key("embedding-size", "BIER-96-160-256") == bier
-    assert key("lambda", "Adversarial Loss, lambda_div 0.001") == key("datasets", "cub, A-BIER")
-    assert key("datasets", "vehicleid small, BIER") == key("datasets", "vehicleid large, BIER")
+    searched = {"main": 0.001, "paper": 0.01}[budget.name]
+    assert key("lambda", f"Adversarial Loss, lambda_div {searched}") == key("cub", "A-BIER")
+    assert key("cub", "A-BIER") == key("cub", "A-BIER, learner 3") == f"cub-{budget.name}-a-bier-0"
+    assert key("vehicleid", "BIER, small") == key("vehicleid", "BIER, large") == key("pictures", "BIER, vehicleid")
     assert len({baseline, bier, key("peers", "Triplet-512"), key("losses", "Triplet-512")}) == 4
     assert key("auxiliary", "No auxiliary loss, ten times the rate") != bier
-    partial = key("end-to-end", "All layers, BIER") != bier
-    assert partial == (budget is MAIN)  # the paper's own setting trains all layers anyway
+
+
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+def test_different_runs_have_different_folders(budget: Budget) -> None:
+    jobs = plan(EXPERIMENTS.values(), budget, 2)
+    names = [job.name for job in jobs]
+    assert len(set(names)) == len(names)
+    assert all(name == name.lower() and " " not in name for name in names)
 
 
 def test_peers_alone_and_boosted() -> None:
-    """Ten losses, each with both embeddings and a search of its own for the rate, as binomial deviance has it."""
+    """Ten losses, each with both embeddings at one rate."""
     rows = [row for row in experiment("peers").rows if "loss.name" in row.settings]
     configs = [config_of(row, MAIN) for row in rows]
     assert len({config.loss.name for config in configs}) == len(configs) // 2 == 10
     assert [config.loss.boost for config in configs] == [False, True] * 10
     assert [config.model.groups for config in configs] == [(512,), (96, 160, 256)] * 10
-    assert all(len(Job(row, MAIN, 0).searches) == 2 for row in rows)
+    rates = [config.train.learning_rate for config in configs]
+    assert rates[::2] == rates[1::2]
+    assert {rate: rates.count(rate) for rate in rates} == {1e-4: 12, 3e-5: 8}
     (margin,) = {(one.loss.miner, tuple(one.loss.settings)) for one in configs if one.loss.name == "MarginLoss"}
     assert margin == ("DistanceWeightedMiner", ("learn_beta",))
 
 
-def test_cifar10_takes_the_weight_decay_of_the_small_baseline() -> None:
-    """One search, with shorter runs, for all rows of both networks."""
-    rows = experiment("cifar10").rows
-    (found,) = {tuple(search.key for search in Job(row, MAIN, 2).searches) for row in rows}
-    searches = Job(rows[0], MAIN, 0).searches
-    assert found == tuple(search.key for search in searches)
-    configs = [config_of(one.row, MAIN, choice=one.choice, search=True) for one in searches]
-    assert [config.train.weight_decay for config in configs] == [3e-4, 1e-3, 4e-3]
-    assert {config.train.steps for config in configs} == {config_of(rows[0], MAIN).train.steps // 2}
-    assert {(config.method, config.model.backbone) for config in configs} == {("baseline", "cifar10-quick")}
-
-
 def test_a_plan_has_each_run_once_and_its_needs_first() -> None:
     jobs = plan(EXPERIMENTS.values(), MAIN, 2)
-    keys = [job.key for job in jobs]
-    assert len(keys) == len(set(keys)) < sum(len(plan([one], MAIN, 2)) for one in EXPERIMENTS.values())
+    names = [job.name for job in jobs]
+    assert len(names) == len(set(names)) < sum(len(plan([one], MAIN, 2)) for one in EXPERIMENTS.values())
     for place, job in enumerate(jobs):
-        assert {need.key for need in job.needs} <= set(keys[:place])
-    untrained = [(job.row.data, job.row.network, job.seed) for job in jobs if job.row.untrained]
-    assert untrained[:2] == [("cub", "", 0), ("cub", "lite", 0)]
-    assert len(untrained) == len(set(untrained)) + 1 == 9  # on classes held out too
+        assert job.before is None or job.before.name in names[:place]
+    untrained = [(job.row.data, job.row.network) for job in jobs if job.row.untrained]
+    assert untrained[:2] == [("cub", ""), ("cub", "lite")]
+    assert len(untrained) == len(set(untrained)) == 8
 
 
 def test_the_default_backbone_is_a_block_of_the_main_table() -> None:
@@ -114,43 +136,46 @@ def test_the_default_backbone_is_a_block_of_the_main_table() -> None:
     assert (googlenet.model.backbone, googlenet.model.trainable_from) == ("googlenet-bvlc", "inception_4a")
     assert (lite.model.backbone, lite.model.trainable_from) == ("efficientnet_lite0", "blocks.2")
     assert (lite.train.learning_rate, lite.train.embedding_factor) == (3e-5, 10.0)
-    assert choices(named("summary", "EfficientNet-Lite0, A-BIER"), MAIN) == ()
-    assert len(choices(named("summary", "Baseline"), MAIN)) == 2
-    assert config_of(named("summary", "Baseline"), SHORT).model.trainable_from == "inception_4c"
 
 
-def test_the_paper_s_own_setting() -> None:
-    plain, auxiliary = (config_of(named("auxiliary", label), FULL) for label in NAMES)
-    assert (plain.model.backbone, plain.train.steps, plain.train.learning_rate) == ("googlenet-bvlc", 50_000, 1e-6)
-    assert (auxiliary.train.steps, auxiliary.train.learning_rate) == (15_000, 1e-5)
-    assert plain.model.groups == auxiliary.model.groups == (96, 160, 256)
+def test_the_rates_of_main() -> None:
+    labels = ("Baseline", "Boosting, random initialisation", "Boosting, auxiliary Adversarial Loss (A-BIER)")
+    rates = [config_of(named("summary", label), MAIN).train.learning_rate for label in labels]
+    assert rates == [1e-4, 3e-5, 1e-4]
+    fast = config_of(named("auxiliary", "No auxiliary loss, ten times the rate"), MAIN)
+    assert fast.train.learning_rate == 3e-4
 
 
-NAMES = ("No auxiliary loss (BIER)", "Adversarial Loss (A-BIER)")
+def test_the_paper_s_length_and_rates() -> None:
+    """82 passes, and the paper's steps times rate: 50,000 x 1e-6, or 15,000 x 1e-5 with a diversity loss."""
+    configs = [config_of(row, PAPER) for row in experiment("cub").rows if not row.untrained]
+    for config in configs:
+        train = config.train
+        assert train.steps * train.batch_classes * train.batch_images / 5864 == pytest.approx(82, abs=0.2)
+        assert (train.schedule, train.embedding_factor, config.loss.cost, config.model.weighting) == (
+            *("constant", 10.0, 25.0, "alpha"),
+        )
+        moved = 0.15 if config.diversity.name == "adversarial" else 0.05
+        assert train.steps * train.learning_rate == pytest.approx(moved, rel=0.01)
+    assert {config.diversity.name for config in configs} == {"none", "adversarial"}
 
 
-def test_a_search_holds_out_the_last_training_classes() -> None:
-    row = named("strength", "Baseline-512")
-    searches = Job(row, MAIN, 2).searches
-    assert [job.choice for job in searches] == list(choices(row, MAIN))
-    assert [job.seed for job in searches] == [0] * len(searches)
-    config = config_of(row, MAIN, choice=searches[0].choice, search=True)
-    assert (config.data.validation, config.data.validation_order) == (0.4, "last")
-    assert config.train.steps == config_of(row, MAIN).train.steps  # so that it chooses the length too
-    assert config.train.learning_rate == searches[0].choice["train.learning_rate"]  # type: ignore[index]
+def test_a_third_is_the_beginning_of_a_run() -> None:
+    row = named("cub", "A-BIER")
+    whole, third = config_of(row, PAPER), config_of(row, THIRD)
+    assert third.differing(whole) == ["train.steps: 2500 / 7500"]
+    assert (len(snapshots_of(row, PAPER)), snapshots_of(row, THIRD)) == (8, [833, 1667])
+    assert {*snapshots_of(row, THIRD), 2500} < set(snapshots_of(row, PAPER))
+    assert (
+        snapshots_of(named("cub", "not trained"), PAPER)
+        == snapshots_of(named("cifar10", "Quick, Dropout"), PAPER)
+        == []
+    )
     assert config_of(row, SMOKE).model.embedding == 64
-    assert Job(named("summary", "GoogLeNet, not trained"), MAIN, 0).searches == []
-
-
-def test_a_rate_that_a_row_names_is_not_searched_for() -> None:
-    row = named("tried", "BIER, shrinkage, rate 1e-4")
-    job = Job(row, MAIN, 0)
-    assert job.searches == []
-    assert job.identity(None)["settings"]["train.learning_rate"] == 1e-4
 
 
 def test_names_that_there_are_not() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'strength'"):
         experiment("strenght")
-    with pytest.raises(ConfigError, match=r"smoke, short, main, long, full\. Got 'mian' instead\. Did you mean 'main'"):
+    with pytest.raises(ConfigError, match=r"smoke, main, third, paper\. Got 'mian' instead\. Did you mean 'main'"):
         budget_of("mian")

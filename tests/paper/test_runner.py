@@ -18,7 +18,6 @@ from bier.paper.experiments import Experiment, experiment
 from bier.paper.results import Job, plan
 from bier.paper.runner import Places, run
 from bier.paper.tiny import draw_tiny_data
-from bier.training import train
 
 
 class Watch:
@@ -93,35 +92,15 @@ def test_a_stopped_run_goes_on(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert (one["resumed"], other["resumed"]) == (False, True)
 
 
-def test_rate_and_length_are_chosen_on_validation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = tuple({"train.learning_rate": rate} for rate in (1e-4, 1e-3, 1e-2))
-    budget = replace(SMOKE, grid={"retrieval": grid})
-    reached = {1e-4: 10.0, 1e-3: 30.0, 1e-2: 30.0}
-    kept: list[list[int]] = []
-
-    def train_and_claim(config: Config, *rest: Any, **more: Any) -> Any:
-        kept.append(list(more["snapshots"]))
-        done = train(config, *rest, **more)
-        claimed = reached[config.train.learning_rate] if config.data.validation else None
-        return done._replace(best_validation=claimed, best_step=2) if claimed else done
-
-    monkeypatch.setattr(runner, "train", train_and_claim)
-    watch = Watch()
-    rows = ("No auxiliary loss (BIER)", "No auxiliary loss, ten times the rate")
-    run([only("auxiliary", *rows)], budget, Places(root, tmp_path), watch)
-    assert [config.train.learning_rate for config in watch.configs] == pytest.approx([1e-4, 1e-3, 1e-2, 1e-3, 1e-2])
-    assert [config.data.validation for config in watch.configs] == [0.25, 0.25, 0.25, 0.0, 0.0]
-    assert kept == [[], [], [], [2], [2]]
-    searched = lines(tmp_path, "search")
-    assert {one["choice"]["train.learning_rate"]: one["validation"] for one in searched} == reached
-    assert [[step for step, *_ in one["curve"]] for one in searched] == [[1, 2, 3]] * 3
-    for final in lines(tmp_path):
-        assert final["choice"] == {"train.learning_rate": 1e-3}  # the first of equals
-        assert final["best"]["step"] == 2
-        assert set(final["best"]["recall"]) == set(final["recall"])
-    assert {one["settings"]["train.learning_rate"] for one in lines(tmp_path)} == {1e-3, 1e-2}
-    again = run([only("auxiliary", *rows)], budget, Places(root, tmp_path), Watch())
-    assert again.made == []
+def test_a_run_is_measured_on_its_way(root: Path, tmp_path: Path) -> None:
+    run([only("cub", "BIER")], SMOKE, Places(root, tmp_path), Watch())
+    (result,) = lines(tmp_path)
+    curve = result["curve"]
+    assert [(point["step"], point["passes"]) for point in curve] == [(1, 0.19), (2, 0.38), (3, 0.56)]
+    last = curve[-1]
+    assert last["recall"]["ensemble"] == result["recall"]["ensemble"]["1"]
+    assert last["recall"]["learner-3"] == result["recall"]["learner-3"]["1"]
+    assert {"feature_correlation", "classifier_correlation"} < set(last)
 
 
 def test_an_untrained_network_is_measured_once(root: Path, tmp_path: Path) -> None:
@@ -138,21 +117,10 @@ def test_googlenet_needs_its_weights(root: Path, tmp_path: Path) -> None:
         run([only("summary", "GoogLeNet, not trained")], MAIN, Places(root, tmp_path), Watch())
 
 
-def test_what_was_tried_is_measured_on_held_out_training_classes(root: Path, tmp_path: Path) -> None:
-    watch = Watch()
-    run([only("tried", "Baseline, 6 classes x 5 images")], SMOKE, Places(root, tmp_path), watch)
-    config = watch.configs[-1]
-    assert (config.train.batch_classes, config.data.validation, config.data.validation_order) == (6, 0.4, "last")
-    (result,) = lines(tmp_path)
-    assert (result["images"]["train"], result["queries"]) == (48, 18)
-    best = max(recall for _, recall, *_ in result["curve"])
-    assert result["validation"] == result["recall"]["ensemble"]["1"] == best
-
-
 def test_stagewise_trains_on_the_features_of_a_baseline(root: Path, tmp_path: Path) -> None:
     watch = Watch()
     run([only("end-to-end", "Stagewise: features fixed")], SMOKE, Places(root, tmp_path), watch)
-    labels = [label for _, _, label in watch.begun if "trying" not in label]
+    labels = [label for _, _, label in watch.begun]
     assert labels == ["cub: Baseline-512, seed 0", "cub: Stagewise: features fixed, seed 0"]
     assert watch.configs[-1].model.backbone == "features"
     (result,) = [one for one in lines(tmp_path) if one["features_of"]]
@@ -174,9 +142,11 @@ def test_a_network_that_is_needed_and_gone_is_trained_again(root: Path, tmp_path
 def test_missing_data_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'cub': There is no images\.txt"):
         run([experiment("strength")], SMOKE, Places(tmp_path, tmp_path / "out"), Watch())
-    datasets = replace(experiment("datasets"), rows=experiment("datasets").rows[1::12])  # cub, cars-cropped, vehicleid
     watch = Watch()
-    outcome = run([datasets], SMOKE, Places(root, tmp_path / "out"), watch)
+    names = ("cub", "cars-cropped", "vehicleid")
+    outcome = run(
+        [only(name, "Baseline", "Baseline, small") for name in names], SMOKE, Places(root, tmp_path / "out"), watch
+    )
     assert watch.lacking == list(outcome.missing) == ["cars-cropped", "vehicleid"]
     assert len(outcome.made) == 1
 
@@ -215,14 +185,14 @@ def test_two_processes_share_the_work(root: Path, tmp_path: Path) -> None:
     """While another holds the first run of two, this one makes the second, then waits for the other's result."""
     both = [only("summary", "Baseline", "Boosting, random initialisation")]
     places = Places(root, tmp_path)
-    first, second = (job.key for job in plan(both, SMOKE, 1))
+    first, second = (job.name for job in plan(both, SMOKE, 1))
     (tmp_path / "locks").mkdir()
     lock = FileLock(tmp_path / "locks" / first)
     lock.acquire()
 
     class Other(Watch):
         def begin(self, number: int, total: int, job: Job, config: Config) -> "Watch":
-            if job.key == second:  # the other process is killed: its run falls to us
+            if job.name == second:  # the other process is killed: its run falls to us
                 lock.release()
             return super().begin(number, total, job, config)
 
@@ -234,7 +204,7 @@ def test_two_processes_share_the_work(root: Path, tmp_path: Path) -> None:
 
 def test_a_result_of_another_process_is_found(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = [only("summary", "Baseline")]
-    (key,) = (job.key for job in plan(one, SMOKE, 1))
+    (key,) = (job.name for job in plan(one, SMOKE, 1))
     made = run(one, SMOKE, Places(root, tmp_path / "other"), Watch())
     places = Places(root, tmp_path / "mine")
     (tmp_path / "mine" / "locks").mkdir(parents=True)

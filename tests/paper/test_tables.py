@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from bier.config import Config
 from bier.errors import DataError
-from bier.paper.budgets import FULL, MAIN, SHORT, Budget
+from bier.paper import results as results_of
+from bier.paper.budgets import MAIN, PAPER, Budget
 from bier.paper.experiments import Row, experiment
 from bier.paper.results import Job, Results
 from bier.paper.tables import refresh, table_of, write_plot, write_table
@@ -20,12 +22,9 @@ def put(out: Path, row: Row, seed: int, reached: float, budget: Budget = MAIN, *
     for m in range(count):
         found[f"learner-{m + 1}"] = {"1": reached - count + m}
     results, job = Results(out), Job(row, budget, seed)
-    for number, search in enumerate(job.searches):
-        value = {"validation": 60.0 - number, "best_step": 300, "choice": search.choice}
-        results.add({**search.identity(search.choice), "label": row.label, "data": row.data, "seed": 0, **value})
     results.add(
         {
-            **job.identity(results.chosen(job)),
+            **job.identity(),
             "label": row.label,
             "data": row.data,
             "seed": seed,
@@ -44,15 +43,7 @@ def test_an_untrained_network_is_the_same_under_every_budget(tmp_path: Path) -> 
     put(tmp_path, baseline, 0, 50.0)
     results = Results(tmp_path)
     assert [results.of(Job(row, MAIN, 0)) is not None for row in (untrained, baseline)] == [True, True]
-    assert [results.of(Job(row, SHORT, 0)) is not None for row in (untrained, baseline)] == [True, False]
-
-
-@pytest.mark.parametrize(("budget", "best"), [(MAIN, 300), (SHORT, None)])
-def test_only_a_search_as_long_as_the_run_chooses_its_length(tmp_path: Path, budget: Budget, best: int | None) -> None:
-    row = experiment("strength").rows[1]
-    put(tmp_path, row, 0, 50.0, budget)
-    assert Results(tmp_path).chosen(Job(row, budget, 0)) == {"train.learning_rate": 3e-5}
-    assert Results(tmp_path).best_step(Job(row, budget, 0)) == best
+    assert [results.of(Job(row, PAPER, 0)) is not None for row in (untrained, baseline)] == [True, False]
 
 
 def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
@@ -63,7 +54,7 @@ def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
     table = table_of(strength, MAIN, Results(tmp_path))
     assert [line.label for line in table.lines if line.learner] == ["96", "160", "256"]
     assert table.cells(table.lines[1]) == [
-        *("Baseline-512", "-", "-", "0.1000 ± 0.0000", "0.1530", "51.67 ± 2.08", "51.76", "3e-05", "3"),
+        *("Baseline-512", "-", "-", "0.1000 ± 0.0000", "0.1530", "51.67 ± 2.08", "51.76", "0.0001", "3"),
     ]
     assert table.cells(table.lines[2])[1:] == ["-", "0.8362", "-", "0.1005", "-", "53.73", "-", "0"]
     assert table.cells(table.lines[-1])[5:7] == ["55.00", "54.09"]
@@ -78,21 +69,50 @@ def test_mean_and_spread_over_seeds_beside_the_paper(tmp_path: Path) -> None:
 
 def test_the_note_of_classification_speaks_of_its_own_work(tmp_path: Path) -> None:
     cifar10 = experiment("cifar10")
-    main, full = (table_of(cifar10, budget, Results(tmp_path)).note for budget in (MAIN, FULL))
-    assert "Budget main (cifar10-quick: 16,000 steps of 100 images, all images; cifar10-quick-wider: 8,000" in main
-    assert "Budget full (cifar10-quick: 20,000 steps of 100 images, all images; " in full
+    note = table_of(cifar10, MAIN, Results(tmp_path)).note
+    assert "Budget main (cifar10-quick: 16,000 steps of 100 images, all images; cifar10-quick-wider: 8,000" in note
 
 
 def test_a_partial_table_shows_the_data_sets_that_something_was_trained_on(tmp_path: Path) -> None:
-    datasets = experiment("datasets")
-    rows = {row.label: row for row in datasets.rows}
-    for label in ("cub, not trained", "cub-cropped, not trained"):
-        put(tmp_path, rows[label], 0, 42.0)
-    shown = [line.label for line in table_of(datasets, MAIN, Results(tmp_path)).lines]
-    assert shown == ["cub, not trained", "cub-cropped, not trained"]
-    put(tmp_path, rows["cub, Baseline"], 0, 50.0)
-    shown = [line.label for line in table_of(datasets, MAIN, Results(tmp_path)).lines]
-    assert shown == ["cub, not trained", "cub, Baseline"]
+    pictures = experiment("pictures")
+    assert table_of(pictures, MAIN, Results(tmp_path)).lines == ()
+    put(tmp_path, next(row for row in pictures.rows if row.label == "A-BIER, cars"), 0, 80.0)
+    assert [line.label for line in table_of(pictures, MAIN, Results(tmp_path)).lines] == ["A-BIER, cars"]
+
+
+def test_the_last_learner_is_a_row_of_its_own_beside_the_papers(tmp_path: Path) -> None:
+    cub = experiment("cub")
+    row = next(row for row in cub.rows if row.label == "A-BIER")
+    recall = {name: {str(k): 50.0 + k + n for k in (1, 2, 4, 8, 16, 32)} for n, name in enumerate(LEARNERS)}
+    put(tmp_path, row, 0, 0.0, recall=recall)
+    table = table_of(cub, MAIN, Results(tmp_path))
+    learner, whole = (table.cells(table.lines[place]) for place in (4, 5))
+    assert learner[:5] == ["A-BIER, learner 3", "54.00", "55.30", "55.00", "67.00"]
+    assert whole[:5] == ["A-BIER", "51.00", "57.50", "52.00", "68.70"]
+    assert learner[table.head.index("clf. corr.")] == "-"
+
+
+LEARNERS = ("ensemble", "learner-1", "learner-2", "learner-3")
+
+
+def test_the_figure_of_a_data_set_is_over_passes(tmp_path: Path) -> None:
+    cub = experiment("cub")
+    bars = table_of(cub, MAIN, Results(tmp_path))
+    assert write_plot(bars, tmp_path) is None
+    curve = [{"step": 10 * n, "passes": float(n), "recall": {"ensemble": 49.0 + n, "learner-3": 48.0}} for n in (1, 2)]
+    row = next(row for row in cub.rows if row.label == "A-BIER")
+    put(
+        tmp_path,
+        row,
+        0,
+        51.0,
+        recall={name: {str(k): 51.0 for k in (1, 2, 4, 8, 16, 32)} for name in LEARNERS},
+        curve=curve,
+    )
+    table = table_of(cub, MAIN, Results(tmp_path))
+    assert [line.curve for line in table.lines[-2:]] == [((1.0, 48.0), (2.0, 48.0)), ((1.0, 50.0), (2.0, 51.0))]
+    path = write_plot(table, tmp_path)
+    assert path == tmp_path / "tables" / "cub-main.png"
 
 
 def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> None:
@@ -101,23 +121,26 @@ def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> 
     line = table_of(groups, MAIN, Results(tmp_path)).lines[1]
     assert line.ours["mean_learner"].mean == pytest.approx((48 + 49) / 2)
 
-    datasets = experiment("datasets")
-    vehicles = next(row for row in datasets.rows if row.label == "vehicleid small, BIER")
+    vehicleid = experiment("vehicleid")
+    vehicles = next(row for row in vehicleid.rows if row.label == "BIER, small")
     sizes = {
         size: {
             "groups": [1],
-            "recall": {"ensemble": {"1": recall}},
+            "recall": {name: {"1": recall - (name != "ensemble"), "5": 90.0} for name in LEARNERS},
             "feature_correlation": 0.1,
             "classifier_correlation": 0.2,
         }
         for size, recall in (("small", 80.0), ("medium", 70.0), ("large", 60.0))
     }
     put(tmp_path, vehicles, 0, 80.0, sizes=sizes)
-    lines = table_of(datasets, MAIN, Results(tmp_path)).lines
-    assert {line.label: line.ours["recall"].mean for line in lines} == {
-        "vehicleid small, BIER": 80.0,
-        "vehicleid medium, BIER": 70.0,
-        "vehicleid large, BIER": 60.0,
+    lines = table_of(vehicleid, MAIN, Results(tmp_path)).lines
+    assert {line.label: line.ours["recall"].mean for line in lines if line.ours} == {
+        "BIER, learner 3, small": 79.0,
+        "BIER, small": 80.0,
+        "BIER, learner 3, medium": 69.0,
+        "BIER, medium": 70.0,
+        "BIER, learner 3, large": 59.0,
+        "BIER, large": 60.0,
     }
 
 
@@ -137,19 +160,16 @@ def test_figures(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_bars_of_the_main_table_and_both_lengths(tmp_path: Path) -> None:
+def test_bars_of_the_main_table(tmp_path: Path) -> None:
     summary = experiment("summary")
     everything = {str(k): 40.0 + k for k in (1, 2, 4, 8, 16, 32)}
-    best = {"step": 300, "recall": {"ensemble": {"1": 44.0}}}
     put(tmp_path, summary.rows[0], 0, 41.9, recall={"ensemble": everything}, groups=[1024])
-    put(tmp_path, summary.rows[1], 0, 50.0, recall={"ensemble": everything}, best=best)
+    put(tmp_path, summary.rows[1], 0, 50.0, recall={"ensemble": everything})
     table = table_of(summary, MAIN, Results(tmp_path))
     head, untrained, baseline = table.head, *(table.cells(line) for line in table.lines[:2])
     assert untrained[head.index("R@32")] == "72.00"
     assert untrained[-2:] == ["-", "1"]
-    assert baseline[head.index("R@1 at best length")] == "44.00"
-    assert baseline[head.index("best length")] == "300"
-    assert untrained[head.index("best length")] == "-"
+    assert baseline[head.index("rate")] == "0.0001"
     path = write_plot(table, tmp_path)
     assert path is not None
     with Image.open(path) as image:
@@ -183,6 +203,17 @@ def test_a_new_setting_does_not_lose_old_results(tmp_path: Path) -> None:
     for line in lines:
         line["settings"]["model.bias"] = True
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert Results(tmp_path).seeds(row, MAIN) == []
+
+
+def test_a_setting_that_is_gone_does_not_lose_old_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = experiment("strength").rows[1]
+    put(tmp_path, row, 0, 50.0)
+    defaults = {key: value for key, value in Config().flat().items() if key != "model.bias"}
+    monkeypatch.setattr(results_of, "_defaults", lambda: defaults)
+    assert len(Results(tmp_path).seeds(row, MAIN)) == 1
+    path = Results(tmp_path).path("cub")
+    path.write_text(path.read_text().replace('"model.bias": false', '"model.bias": true'))
     assert Results(tmp_path).seeds(row, MAIN) == []
 
 

@@ -78,7 +78,7 @@ def run(
     root: Annotated[
         Path | None, typer.Option("--root", metavar="PATH", help="The folder that holds the data sets.")
     ] = None,
-    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, short, main, long or full.")] = "main",
+    budget: Annotated[str, typer.Option("--budget", metavar="NAME", help="smoke, main, third or paper.")] = "main",
     seeds: Annotated[
         int | None, typer.Option("--seeds", metavar="N", min=1, help="Seeds of each row. \\[default: the budget's]")
     ] = None,
@@ -109,7 +109,7 @@ def run(
 
     bier paper run all --budget smoke        (draws its own data)
 
-    bier paper run auxiliary --root data --budget full --weights bvlc_googlenet.caffemodel
+    bier paper run auxiliary --root data --budget paper --weights bvlc_googlenet.caffemodel
     """
     from bier.paper.budgets import budget_of
 
@@ -153,7 +153,7 @@ def show(
     names: Names,
     budget: Annotated[
         str | None,
-        typer.Option("--budget", metavar="NAME", help="smoke, short, main, long, full; else the largest with results."),
+        typer.Option("--budget", metavar="NAME", help="smoke, main, third, paper; else the largest with results."),
     ] = None,
     out: Out = Path("runs/paper"),
     page: Annotated[
@@ -225,7 +225,7 @@ def _draw(one: "Experiment", budget: "Budget", out: Path) -> tuple["Table", list
     files = [write_table(table, out)]
     plot = write_plot(table, out)
     pictures = [
-        path for row in one.rows if one.pictures for path in pictures_of(out / "pictures", Job(row, budget, 0).key)
+        path for row in one.rows if one.pictures for path in pictures_of(out / "pictures", Job(row, budget, 0).name)
     ]
     return table, [*files, *([plot] if plot else []), *pictures]
 

@@ -1,7 +1,7 @@
-"""How much work a run may be: network, steps, seeds and what is searched, from a minute to the paper's own setting."""
+"""How much work a run may be: network, steps, rates and seeds, from a minute to the paper's own length."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from bier.config import Config
@@ -10,8 +10,6 @@ from bier.paper.experiments import Row
 from bier.training import methods, resolve
 
 Kind = Literal["retrieval", "classification", "features"]
-Choice = Mapping[str, Any]  # settings that a search tries together
-FASTER = 10.0  # the paper trains at 1e-6, and at 1e-5 with an auxiliary loss
 GOOGLENET = "googlenet-bvlc"
 VALIDATION = {"train.validate_by": "recall", "data.validation_classes": 0}  # of trained steps, by R@1, as in the paper
 
@@ -20,12 +18,9 @@ VALIDATION = {"train.validate_by": "recall", "data.validation_classes": 0}  # of
 class Budget:
     """Settings by the kind of a run, before those of the row.
 
-    with_auxiliary: what a diversity loss during training changes, as in the paper.
-    all_layers: what changes where a row trains every layer and others do not.
+    methods: what each method changes, its learning rate above all; `stagewise` is boosting on fixed features.
     networks: the settings of networks that rows name, other than the budget's own.
-    grid: the settings that a search chooses from, on held-out training classes; none for those above.
-    search: what a run of the search changes: it holds classes out and validates while it trains, so that it chooses the
-        length too. A classifier has validation images anyway: the best run of its search is that of the first seed.
+    snapshots: how often a run is measured before its last step, at equal distances, for a curve over passes.
     shrink: divides the sizes of groups, regressors and so the embedding.
     """
 
@@ -33,16 +28,10 @@ class Budget:
     about: str
     seeds: int
     settings: Mapping[Kind, Mapping[str, Any]]
-    with_auxiliary: Mapping[str, Any] = field(default_factory=dict)
-    all_layers: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     networks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    grid: Mapping[Kind, tuple[Choice, ...]] = field(default_factory=dict)
-    search: Mapping[Kind, Mapping[str, Any]] = field(default_factory=dict)
+    snapshots: int = 0
     shrink: int = 1
-
-
-def _rates(*rates: float) -> tuple[Choice, ...]:
-    return tuple({"train.learning_rate": rate} for rate in rates)
 
 
 def _budget(
@@ -52,11 +41,12 @@ def _budget(
     training = {key: value for key, value in retrieval.items() if key.startswith("train.")}
     features = {"train.embedding_factor": 10.0, "train.weight_decay": 2e-4, "train.schedule": "constant"}
     features |= {**training, "data.validation": 0.0}
-    for key in ("grid", "search"):
-        if "retrieval" in more.get(key, {}):
-            more[key] = {**more[key], "features": more[key]["retrieval"]}
     settings = {"retrieval": retrieval, "classification": classification, "features": features}
     return Budget(name, about, settings=settings, **more)  # type: ignore[arg-type]
+
+
+def _rates(**rates: float) -> dict[str, dict[str, Any]]:
+    return {method.replace("_", "-"): {"train.learning_rate": rate} for method, rate in rates.items()}
 
 
 _TINY = {"train.log_every": 1, "train.checkpoint_every": 2, "data.workers": 0, "diversity.hidden": 16}
@@ -74,25 +64,16 @@ SMOKE = _budget(
     },
     {**_TINY, "train.steps": 3, "train.batch_images": 2, "train.validate_every": 1},
     seeds=1,
-    grid={"classification": _rates(1e-4, 1e-3)},
-    search={"retrieval": {"data.validation": 0.25, "train.validate_every": 1}},
+    snapshots=2,
     shrink=8,
 )
 _GOOGLENET = {
     "model.backbone": GOOGLENET,
-    "model.trunk_views": 3,
+    "model.trainable_from": "inception_4a",
     "train.batch_classes": 8,
     "train.batch_images": 8,
-    "train.schedule": "cosine",
-    "train.embedding_factor": 2.0,  # better than 10 at 1e-4, for baseline and A-BIER alike; see docs/results.md
     "train.checkpoint_every": 100,
     "train.keep_checkpoints": 1,
-    "train.validate_every": 50,
-}
-_LITE = {  # the defaults of `bier train`, chosen on the same classes; see docs/results.md
-    "model.backbone": "efficientnet_lite0",
-    "train.learning_rate": 3e-5,
-    "train.embedding_factor": 10.0,
 }
 _CIFAR10 = {
     "train.steps": 16_000,
@@ -100,69 +81,66 @@ _CIFAR10 = {
     "train.validate_every": 1000,
     "train.keep_checkpoints": 1,
 }
-_WIDER = {"train.steps": 8000}  # a step takes four times as long as one of the smaller network
-_CIFAR10_GRID = tuple({"train.learning_rate": 1e-3, "train.weight_decay": decay} for decay in (3e-4, 1e-3, 4e-3))
-_CIFAR10_SEARCH = {"train.steps": 8000}
+_NETWORKS = {
+    # the defaults of `bier train`, chosen on the same held-out classes
+    "lite": {
+        "model.backbone": "efficientnet_lite0",
+        "model.trainable_from": "blocks.2",
+        "train.learning_rate": 3e-5,
+        "train.embedding_factor": 10.0,
+    },
+    "wider": {"train.steps": 8000},  # a step takes four times as long as one of the smaller network
+}
 MAIN = _budget(
     "main",
     "GoogLeNet at 224 pixels, trained from inception_4a on, 500 steps of 64 images: 15 minutes per run on one core",
-    {**_GOOGLENET, "model.trainable_from": "inception_4a", "train.steps": 500},
-    _CIFAR10,
-    seeds=3,
-    networks={"lite": {"model.trainable_from": "blocks.2", **_LITE}, "wider": _WIDER},
-    grid={"retrieval": _rates(3e-5, 1e-4), "classification": _CIFAR10_GRID},
-    # The last classes, as the test split takes them too: random ones have siblings among the others and are too easy.
-    search={
-        "retrieval": {"data.validation": 0.4, "data.validation_order": "last"},
-        "classification": _CIFAR10_SEARCH,
-    },
-)
-LONG = _budget(
-    "long",
-    "as main for 1,500 steps at 3e-5, the embedding layer at ten times that: 45 minutes per run on one core",
     {
         **_GOOGLENET,
-        "model.trainable_from": "inception_4a",
-        "train.steps": 1500,
-        "train.learning_rate": 3e-5,
+        "model.trunk_views": 3,
+        "loss.cost": 10.0,
+        "train.steps": 500,
+        "train.schedule": "cosine",
+        "train.embedding_factor": 2.0,  # better than 10 at 1e-4, for baseline and A-BIER alike
+    },
+    _CIFAR10,
+    seeds=3,
+    # each the better of 3e-5 and 1e-4 on held-out training classes
+    methods=_rates(baseline=1e-4, init=1e-4, bier=3e-5, activation_bier=1e-4, a_bier=1e-4, stagewise=1e-4),
+    networks=_NETWORKS,
+)
+PAPER = _budget(
+    "paper",
+    "GoogLeNet at 224 pixels, trained from inception_4a on, 7,500 steps of 64 images, 82 passes as the paper's A-BIER",
+    {
+        **_GOOGLENET,
+        "model.trunk_views": 8,
+        "model.weighting": "alpha",
+        "loss.cost": 25.0,
+        "diversity.factor": 1.0,
+        "train.steps": 7500,
+        "train.schedule": "constant",
         "train.embedding_factor": 10.0,
     },
     _CIFAR10,
     seeds=1,
-    networks=MAIN.networks,
-)
-SHORT = _budget(
-    "short",
-    "GoogLeNet at 224 pixels, trained from inception_4c on, 300 steps of 32 images: 4 minutes per run on one core",
-    {**_GOOGLENET, "model.trainable_from": "inception_4c", "train.steps": 300, "train.batch_images": 4},
-    _CIFAR10,
-    seeds=1,
-    networks={"lite": {"model.trainable_from": "blocks.5", **_LITE}, "wider": _WIDER},
-    all_layers={"train.steps": 200},
-    grid=MAIN.grid,
-    search={
-        "retrieval": {**MAIN.search["retrieval"], "train.steps": 150, "train.validate_every": 75},
-        "classification": _CIFAR10_SEARCH,
+    # Steps times rate as in the paper: 50,000 x 1e-6, and 15,000 x 1e-5 with a diversity loss. The gradients of the
+    # adversarial loss on W are to those of the metric loss as the authors' are, 0.01 to 0.4, from lambda_div = 1e-2 on.
+    methods={
+        **_rates(baseline=6.7e-6, init=6.7e-6, bier=6.7e-6, stagewise=6.7e-6, activation_bier=2e-5),
+        "a-bier": {"train.learning_rate": 2e-5, "diversity.weight": 1e-2},
     },
+    networks=_NETWORKS,
+    snapshots=8,
 )
-FULL = _budget(
-    "full",
-    "the paper's own: GoogLeNet, all layers, 50,000 steps at 1e-6 or 15,000 at 1e-5 with an auxiliary loss",
-    {
-        "model.backbone": "googlenet-bvlc",
-        "model.weighting": "alpha",
-        "loss.cost": 25.0,
-        "train.steps": 50_000,
-        "train.learning_rate": 1e-6,
-        "train.batch_classes": 8,
-        "train.batch_images": 8,
-        "train.checkpoint_every": 1000,
-    },
-    {"train.steps": 20_000, "train.checkpoint_every": 1000, "train.validate_every": 1000},
-    seeds=3,
-    with_auxiliary={"train.steps": 15_000, "train.learning_rate": 1e-5},
+# The rate is constant, so that a third of a run is its first third.
+THIRD = replace(
+    PAPER,
+    name="third",
+    about="the first third of `paper`: 2,500 steps of 64 images",
+    settings={**PAPER.settings, "retrieval": {**PAPER.settings["retrieval"], "train.steps": 2500}},
+    snapshots=2,
 )
-BUDGETS: Mapping[str, Budget] = {budget.name: budget for budget in (SMOKE, SHORT, MAIN, LONG, FULL)}
+BUDGETS: Mapping[str, Budget] = {budget.name: budget for budget in (SMOKE, MAIN, THIRD, PAPER)}
 
 
 def budget_of(name: str) -> Budget:
@@ -189,37 +167,34 @@ def about(row: Row, budget: Budget) -> str:
     return f"{config.model.backbone}: {steps:,} steps of {batch} images, {images}"
 
 
-def choices(row: Row, budget: Budget) -> tuple[Choice, ...]:
-    """What a search for this row tries; nothing where the row is not trained or its rate is set."""
-    if row.untrained or "train.learning_rate" in {**budget.networks.get(row.network, {}), **row.settings}:
-        return ()
-    return budget.grid.get(kind_of(row), ())
+def config_of(row: Row, budget: Budget, seed: int = 0) -> Config:
+    """The config of a row under a budget, without paths."""
+    return resolve(row.method, _data(row), {**settings_of(row, budget), "seed": seed})
 
 
-def config_of(row: Row, budget: Budget, seed: int = 0, *, choice: Choice | None = None, search: bool = False) -> Config:
-    """The config of a row under a budget, without paths.
-
-    choice: what a search found, or tries. search: the run of the search, which holds training classes out.
-    """
-    settings = settings_of(row, budget, choice=choice, search=search)
-    return resolve(row.method, _data(row), {**settings, "seed": seed})
-
-
-def settings_of(row: Row, budget: Budget, *, choice: Choice | None = None, search: bool = False) -> dict[str, Any]:
+def settings_of(row: Row, budget: Budget) -> dict[str, Any]:
     """What the budget and the row set, over what suits the data and the method."""
     kind = kind_of(row)
-    settings: dict[str, Any] = {**VALIDATION, **budget.settings[kind], **_groups(row, budget)}
-    if kind == "retrieval" and (row.fast or "diversity.name" in suited(row)):
-        settings |= budget.with_auxiliary
-    if row.settings.get("model.trainable_from") == "":
-        settings |= budget.all_layers
-    settings |= {**budget.networks.get(row.network, {}), **row.settings}
-    if search:
-        settings |= budget.search.get(kind, {})
-    settings |= choice or {}
-    if row.fast and "train.learning_rate" in (choice or {}):
-        settings["train.learning_rate"] *= FASTER
-    return settings
+    name = "stagewise" if kind == "features" else row.method
+    method = {**budget.methods.get(name, {}), **_rate(budget.methods.get(row.rate_of or name, {}), row.times_rate)}
+    if kind == "classification":
+        method = {}
+    network = budget.networks.get(row.network, {})
+    return {**VALIDATION, **budget.settings[kind], **_groups(row, budget), **method, **network, **row.settings}
+
+
+def _rate(method: Mapping[str, Any], times: float) -> dict[str, float]:
+    """The learning rate of a method so many times, without the last bits of the product."""
+    key = "train.learning_rate"
+    return {key: float(f"{method[key] * times:.3g}")} if key in method else {}
+
+
+def snapshots_of(row: Row, budget: Budget) -> list[int]:
+    """The steps before the last at which a run is measured."""
+    if kind_of(row) != "retrieval" or row.untrained:
+        return []
+    steps, parts = config_of(row, budget).train.steps, budget.snapshots + 1
+    return sorted({round(steps * number / parts) for number in range(1, parts)} - {0, steps})
 
 
 def suited(row: Row) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Runs and their results. A result is found by the settings that made it, so it outlives names and file layouts."""
 
-import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from filelock import FileLock
 from bier import files
 from bier.config import Config
 from bier.errors import DataError
-from bier.paper.budgets import Budget, Choice, choices, settings_of, suited
-from bier.paper.experiments import Experiment, Row
+from bier.paper.budgets import BUDGETS, Budget, settings_of, suited
+from bier.paper.experiments import DATASETS, EXPERIMENTS, Experiment, Row
 
 Result = Mapping[str, Any]
 # Where things lie, how a run is written down and what it is called: none of it changes a number.
@@ -30,60 +30,55 @@ UNTRAINED = "untrained"
 OF_UNTRAINED = ("data.", "model.backbone", "model.resolution", "model.pool")
 
 
+# Settings that are gone, and what they were in all runs that count as those of today.
+RETIRED: Mapping[str, Any] = {"model.bias": False, "loss.boosting": "eta", "diversity.factor": 0.0}
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run: a search tries a `choice` of settings; the final run, where it is None, takes the best of those."""
+    """One run."""
 
     row: Row
     budget: Budget
     seed: int
-    choice: Choice | None = None
-
-    @property
-    def is_search(self) -> bool:
-        return self.choice is not None
 
     @property
     def label(self) -> str:
-        tried = ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in (self.choice or {}).items())
-        return f"{self.row.data}: {self.row.label}, " + (f"trying {tried}" if self.is_search else f"seed {self.seed}")
+        return f"{self.row.data}: {self.row.label}, seed {self.seed}"
 
     @property
     def before(self) -> "Job | None":
-        """The run whose network this one takes its features from."""
+        """The run whose network this one takes its features from; it must be done before."""
         return Job(self.row.features_of, self.budget, self.seed) if self.row.features_of else None
 
     @property
-    def searches(self) -> list["Job"]:
-        """The runs that choose the settings and the length of this one; none where there is nothing to choose."""
-        if self.is_search or not choices(self.row, self.budget):
-            return []
-        row = self.row
-        while row.tuned_as is not None:
-            row = row.tuned_as
-        return [Job(row, self.budget, 0, choice) for choice in choices(row, self.budget)]
+    def name(self) -> str:
+        """The name of its run folder and its lock, after the first row that is the same run."""
+        label = _labels(self.budget.name).get(_text(self.identity(), 0, self.row.data), self.row.label)
+        words = f"{self.row.data} {self.budget.name} {label} {self.seed}".lower()
+        return re.sub(r"[^a-z0-9.]+", "-", words)
 
-    @property
-    def needs(self) -> list["Job"]:
-        """The runs that must be done before this one."""
-        return [*self.searches, *([self.before] if self.before else [])]
+    def identity(self) -> dict[str, Any]:
+        """All that makes a difference to the numbers of this run, but for data and seed."""
+        kind = UNTRAINED if self.row.untrained else "final"
+        settings = canonical({**suited(self.row), **settings_of(self.row, self.budget)})
+        features_of = self.row.features_of.label if self.row.features_of else None
+        return {"kind": kind, "settings": _relevant(kind, settings), "features_of": features_of}
 
-    @cached_property
-    def key(self) -> str:
-        """The name of its run folder and its lock. Equal runs of several tables have the same."""
-        content = {"run": self.identity(self.choice), "fast": self.row.fast, "needs": [need.key for need in self.needs]}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-        return f"{digest}-{self.seed}"
 
-    def identity(self, choice: Choice | None) -> dict[str, Any]:
-        """All that makes a difference to the numbers of this run under a choice of settings, but for the seed."""
-        settings = settings_of(self.row, self.budget, choice=choice, search=self.is_search)
-        kind = "search" if self.is_search else UNTRAINED if self.row.untrained else "final"
-        return {
-            "kind": kind,
-            "settings": _relevant(kind, canonical({**suited(self.row), **settings})),
-            "features_of": self.row.features_of.label if self.row.features_of else None,
-        }
+@cache
+def _labels(budget: str) -> Mapping[str, str]:
+    """The label of each run of a budget, the shorter ones of the tables per data set first; with settings if taken."""
+    labels: dict[str, str] = {}
+    names: set[tuple[str, str]] = set()
+    rows = (row for experiment in (*DATASETS, *EXPERIMENTS.values()) for row in experiment.rows if not row.learner)
+    for row in rows if budget in BUDGETS else ():
+        run = _text(Job(row, BUDGETS[budget], 0).identity(), 0, row.data)
+        if run not in labels:
+            taken = (row.data, row.label) in names
+            labels[run] = " ".join(map(str, [row.label, *row.settings.values()])) if taken else row.label
+            names.add((row.data, row.label))
+    return labels
 
 
 def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[Job]:
@@ -92,22 +87,19 @@ def plan(experiments: Iterable[Experiment], budget: Budget, seeds: int) -> list[
     jobs: dict[str, Job] = {}
     for seed in range(seeds):
         for row in (row for experiment in experiments for row in experiment.rows):
-            if not (row.untrained and seed):
-                for job in _with_needs(Job(row, budget, seed)):
-                    jobs.setdefault(job.key, job)
+            if row.untrained and seed:
+                continue
+            job = Job(row, budget, seed)
+            for needed in (job.before, job):
+                if needed is not None:
+                    jobs.setdefault(_text(needed.identity(), seed, needed.row.data), needed)
     return list(jobs.values())
-
-
-def _with_needs(job: Job) -> Iterator[Job]:
-    for need in job.needs:
-        yield from _with_needs(need)
-    yield job
 
 
 def canonical(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting that matters, defaults included, as JSON holds it. Settings that are newer than a result have the
-    default there: a new setting must begin as what was done before."""
-    everything = {**_defaults(), **settings}
+    default there: a new setting must begin as what was done before. Those that are gone have what they always were."""
+    everything = {**RETIRED, **_defaults(), **settings}
     if everything["model.groups"] in (1, (everything["model.embedding"],), [everything["model.embedding"]]):
         everything |= {"model.groups": 1, "loss.boost": False, "loss.boosting": "eta"}  # there is nothing to boost
     return {key: _plain(value) for key, value in everything.items() if key not in IRRELEVANT}
@@ -138,40 +130,13 @@ class Results:
 
     def of(self, job: Job) -> Result | None:
         """The result of a job, or None where there is none yet."""
-        choice = job.choice if job.is_search else self.chosen(job)
-        if choice is None and job.searches:
-            return None
-        return self._find(job.row.data, job.identity(choice), job.seed)
+        wanted = _text(job.identity(), job.seed, job.row.data)
+        return next((line for line in self._lines(job.row.data) if _key(line) == wanted), None)
 
     def seeds(self, row: Row, budget: Budget) -> list[Result]:
         """The results of one row, by seed."""
-        job = Job(row, budget, 0)
-        choice = self.chosen(job)
-        if choice is None and job.searches:
-            return []
-        identity = job.identity(choice)
-        seeds = sorted({int(one["seed"]) for one in self._lines(row.data)})
-        return [found for seed in seeds if (found := self._find(row.data, identity, seed)) is not None]
-
-    def winner(self, job: Job) -> Job | None:
-        """The search that did best on validation classes at any step, the first of equals, once all are done."""
-        found = [(one["validation"], search) for search in job.searches if (one := self.of(search)) is not None]
-        done = bool(found) and len(found) == len(job.searches)
-        return max(found, key=lambda one: one[0])[1] if done else None
-
-    def chosen(self, job: Job) -> Choice | None:
-        """The settings that the search found."""
-        winner = self.winner(job)
-        return winner.choice if winner else None
-
-    def best_step(self, job: Job) -> int | None:
-        """The step at which the best run of the search was best. None where that run was shorter than this one is: its
-        schedule was another."""
-        winner = self.winner(job)
-        found = self.of(winner) if winner else None
-        if winner is None or found is None or _steps(winner) < _steps(job):
-            return None
-        return int(found["best_step"])
+        seeds = sorted({int(line["seed"]) for line in self._lines(row.data)})
+        return [result for seed in seeds if (result := self.of(Job(row, budget, seed))) is not None]
 
     def add(self, result: Result) -> None:
         """Write the line of a run, in place of an earlier one of the same run. Several processes may do so at once."""
@@ -189,10 +154,6 @@ class Results:
     def path(self, data: str) -> Path:
         return self.out / f"{data}.jsonl"
 
-    def _find(self, data: str, identity: Mapping[str, Any], seed: int) -> Result | None:
-        wanted = _text(identity, seed)
-        return next((one for one in self._lines(data) if _key(one) == wanted), None)
-
     def _lines(self, data: str) -> list[Result]:
         path = self.path(data)
         if not path.is_file():
@@ -208,15 +169,12 @@ class Results:
         return self._read[path][1]
 
 
-def _steps(job: Job) -> int:
-    return int(job.identity(job.choice)["settings"]["train.steps"])
-
-
 def _key(result: Result) -> str:
-    known = {key: result[key] for key in ("kind", "features_of")}
-    known |= {"peer": result["peer"]} if result.get("peer") else {}  # before losses of other authors were settings
-    return _text({**known, "settings": _relevant(result["kind"], canonical(result["settings"]))}, result["seed"])
+    identity = {key: result[key] for key in ("kind", "features_of")}
+    identity |= {"peer": result["peer"]} if result.get("peer") else {}  # before losses of other authors were settings
+    settings = _relevant(result["kind"], canonical(result["settings"]))
+    return _text({**identity, "settings": settings}, result["seed"], result["data"])
 
 
-def _text(identity: Mapping[str, Any], seed: int) -> str:
-    return json.dumps({**identity, "seed": seed}, sort_keys=True)
+def _text(identity: Mapping[str, Any], seed: int, data: str) -> str:
+    return json.dumps({**identity, "seed": seed, "data": data}, sort_keys=True)

@@ -27,12 +27,11 @@ from bier.files import file_aside
 from bier.images import ImageDataset
 from bier.models.inference import Progress, inputs_in_order, run_network, to_array
 from bier.models.model import Model, load, pretrained
-from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of
+from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of, snapshots_of
 from bier.paper.experiments import Experiment
 from bier.paper.results import Job, Result, Results, canonical, plan
 from bier.training import Observer, train
-from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL, read_metrics
-from bier.training.setup import load_data
+from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL
 
 BATCH = 64
 
@@ -136,10 +135,10 @@ class Places:
     def features(self, job: Job | None) -> Path:
         """The features of the network that a job left, for a run that is trained on them."""
         assert job is not None
-        return self.out / "features" / f"{job.key}.safetensors"
+        return self.out / "features" / f"{job.name}.safetensors"
 
     def run(self, job: Job) -> Path:
-        return self.out / "runs" / job.key
+        return self.out / "runs" / job.name
 
 
 @dataclass
@@ -172,14 +171,14 @@ def run(
         number, job = waiting.popleft()
         if (known := runner.done(job)) is not None:
             _check_same_data(known, datasets[job.row.data], runner.results)
-            outcome.found.append(job.key)
+            outcome.found.append(job.name)
             continue
         with runner.claimed(job) as mine:
             if not mine:
                 waiting.append((number, job))
                 put_off += 1
             elif runner.execute(job, number, len(jobs)):
-                outcome.made.append(job.key)
+                outcome.made.append(job.name)
                 put_off = 0
             else:
                 outcome.interrupted = True
@@ -219,12 +218,6 @@ def _check_same_data(known: Result, dataset: Dataset, results: Results) -> None:
         )
 
 
-def _curve(folder: Path) -> list[list[float]]:
-    """[step, R@1 or accuracy on the validation part, that of each learner] for every validation."""
-    validated = (row for row in read_metrics(folder) if "validation" in row)
-    return [[row["step"], row["validation"], *row["validation_learners"]] for row in validated]
-
-
 def _counts(dataset: Dataset) -> dict[str, int]:
     return {name: len(part) for name, part in dataset.parts.items()}
 
@@ -236,37 +229,35 @@ class _Runner:
         self.places, self.datasets, self.watch = places, datasets, watch
         self.results = Results(places.out)
         # Runs whose networks give the features of runs that are still to be made.
-        self.needed = {job.before.key for job in jobs if job.before and self.results.of(job) is None}
+        self.needed = {job.before.name for job in jobs if job.before and self.results.of(job) is None}
 
     def done(self, job: Job) -> Result | None:
         """The result of a job. None where there is none, or where its network is needed and only the result is there,
         as with results that were copied from elsewhere."""
         result = self.results.of(job)
         left = self.places.features(job).is_file() or (self.places.run(job) / MODEL).is_dir()
-        return result if left or job.key not in self.needed else None
+        return result if left or job.name not in self.needed else None
 
     @contextmanager
     def claimed(self, job: Job) -> Iterator[bool]:
         """Whether this process may run the job: no other is at it or has just done it, and what it needs is there."""
-        lock = FileLock(self.places.out / "locks" / job.key, timeout=0)
+        lock = FileLock(self.places.out / "locks" / job.name, timeout=0)
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         try:
             with lock:
-                yield all(self.done(need) for need in job.needs) and self.done(job) is None
+                yield (job.before is None or self.done(job.before) is not None) and self.done(job) is None
         except Timeout:
             yield False
 
     def execute(self, job: Job, number: int, total: int) -> bool:
         """Train and measure; False if it was asked to stop (and can go on)."""
-        choice = job.choice or self.results.chosen(job)
-        config = config_of(job.row, job.budget, job.seed, choice=choice, search=job.is_search)
-        config = self.places.config(job, config)
+        config = self.places.config(job, config_of(job.row, job.budget, job.seed))
         started = time.perf_counter()
         observer = self.watch.begin(number, total, job, config)
         measured = self._untrained(job, config) if job.row.untrained else self._trained(job, config, observer)
         if measured is None:
             return False
-        identity = job.identity(choice)
+        identity = job.identity()
         self.results.add(
             {
                 **identity,
@@ -276,7 +267,6 @@ class _Runner:
                 "data": job.row.data,
                 "budget": job.budget.name,
                 "seed": job.seed,
-                "choice": choice,
                 **measured,
                 "images": _counts(self.datasets[job.row.data]),  # after a classifier's own count, of its test images
                 "seconds": time.perf_counter() - started,
@@ -288,8 +278,7 @@ class _Runner:
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
-        folder = self.places.run(job)
-        shutil.rmtree(folder if job.is_search else folder / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(self.places.run(job) / CHECKPOINTS, ignore_errors=True)
         return True
 
     def _untrained(self, job: Job, config: Config) -> dict[str, Any]:
@@ -302,23 +291,25 @@ class _Runner:
             self._write_features(job)
         folder = self.places.run(job)
         resumed = (folder / CONFIG).is_file()
-        # A classifier is kept at its best step on the validation images anyway.
-        best_step = self.results.best_step(job) if kind_of(job.row) == "retrieval" else None
-        snapshots = [best_step] if best_step is not None and best_step < config.train.steps else []
+        snapshots = snapshots_of(job.row, job.budget)
         done = train(config, folder, resume=resumed, observer=observer, snapshots=snapshots, same=False)
         if done.interrupted:
             return None
-        about: dict[str, Any] = {"resumed": resumed}
-        if job.is_search or job.row.validated:
-            about |= {"validation": done.best_validation, "best_step": done.best_step, "curve": _curve(folder)}
-        if job.is_search:
-            return about
-        measured = {**self._measure(job, config, folder), **about}
-        if best_step is not None:
-            early = self._measure(job, config, folder / f"{MODEL}-step-{best_step}") if snapshots else measured
-            kept = ("recall", "accuracy", "feature_correlation", "classifier_correlation")
-            measured["best"] = {"step": best_step, **{key: early[key] for key in kept if key in early}}
+        measured = {**self._measure(job, config, folder), "resumed": resumed}
+        if snapshots:
+            models = [(step, folder / f"{MODEL}-step-{step}") for step in snapshots]
+            curve = [(step, self._measure(job, config, model)) for step, model in models]
+            measured["curve"] = [self._point(job, config, *point) for point in [*curve, (done.step, measured)]]
         return measured
+
+    def _point(self, job: Job, config: Config, step: int, measured: Mapping[str, Any]) -> dict[str, Any]:
+        """What is kept of a measurement on the way: R@1 of the ensemble and of each learner, and both correlations."""
+        recall = {name: values["1"] for name, values in measured["recall"].items()}
+        passes = (
+            step * config.train.batch_classes * config.train.batch_images / len(self.datasets[job.row.data]["train"])
+        )
+        correlations = {key: measured[key] for key in ("feature_correlation", "classifier_correlation")}
+        return {"step": step, "passes": round(passes, 2), "recall": recall, **correlations}
 
     def _write_features(self, job: Job) -> None:
         before, places = job.before, self.places
@@ -335,8 +326,6 @@ class _Runner:
         model = load(model) if isinstance(model, Path) else model
         if job.row.features_of is not None:
             return assess(model, data.load("features", self.places.features(job.before)), progress=follow).to_dict()
-        if job.row.validated:
-            return assess(model, load_data(config), part="validation", cache=cache, progress=follow).to_dict()
         frozen = config.model.trainable_from if config.model.trunk_views and not job.row.untrained else ""
         measured = assess(model, dataset, cache=cache, frozen_before=frozen, progress=follow).to_dict()
         if job.row.data == "vehicleid":
@@ -352,5 +341,5 @@ class _Runner:
         for row in experiment.rows:
             job = Job(row, budget, 0)
             model = self.places.run(job)
-            if (model / MODEL).is_dir():
-                draw_pictures(model, self.datasets[row.data], self.places.out / "pictures", job.key, self.places.cache)
+            if (model / MODEL).is_dir() and row.data in self.datasets:
+                draw_pictures(model, self.datasets[row.data], self.places.out / "pictures", job.name, self.places.cache)

@@ -35,10 +35,11 @@ class Line:
     label: str
     learner: int
     seeds: int
-    rate: tuple[float, ...]  # the learning rate that was chosen
+    rate: tuple[float, ...]
     ours: Mapping[str, Spread]
     paper: Mapping[str, float]
     row: Row
+    curve: tuple[tuple[float, float], ...] = ()  # passes through the training images, R@1: of the first seed
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,12 @@ def table_of(experiment: Experiment, budget: Budget, results: Results) -> Table:
 
 def _lines(row: Row, experiment: Experiment, found: Sequence[Result]) -> list[Line]:
     rates = tuple(sorted({one["settings"]["train.learning_rate"] for one in found if not row.untrained}))
-    results = [_of_size(one, row.size) for one in found]
+    results = [_of_learner(_of_size(result, row.size), row.learner) for result in found]
     ours = {c.key: s for c in experiment.columns if (s := _spread(results, lambda one, k=c.key: measured(one, k)))}  # type: ignore[misc]
-    lines = [Line(row.label, 0, len(found), rates, ours, row.paper, row)]
+    curve = (
+        tuple((point["passes"], _recall_of(point, row.learner)) for point in found[0].get("curve", ())) if found else ()
+    )
+    lines = [Line(row.label, 0, len(found), rates, ours, row.paper, row, curve)]
     count = len(results[0]["groups"]) if results and experiment.learners else 0
     for m in range(1, count + 1 if count > 1 else 0):
         alone = _spread(results, lambda one, m=m: one["recall"][f"learner-{m}"]["1"])  # type: ignore[misc]
@@ -156,10 +160,6 @@ def measured(result: Result, key: str) -> float | None:
         return value
     if key.startswith("recall@"):
         return float(result["recall"]["ensemble"][key.removeprefix("recall@")])
-    if key == "best_recall":
-        return float(result["best"]["recall"]["ensemble"]["1"]) if "best" in result else None
-    if key == "best_step":
-        return float(result["best"]["step"]) if "best" in result else None
     if key.startswith("ensemble-"):
         recall = result["recall"]
         return float(recall.get(key, recall["ensemble"])["1"])  # one learner has no weights to choose
@@ -175,6 +175,18 @@ def measured(result: Result, key: str) -> float | None:
 def _of_size(result: Result, size: str) -> Result:
     chosen: Result = result["sizes"][size] if size and "sizes" in result else result
     return chosen
+
+
+def _of_learner(result: Result, learner: int) -> Result:
+    """The result of one learner alone, which has no correlation between features or learners of its own."""
+    if not learner:
+        return result
+    alone = {"ensemble": result["recall"][f"learner-{learner}"]}
+    return {**result, "recall": alone, "feature_correlation": None, "classifier_correlation": None}
+
+
+def _recall_of(point: Mapping[str, Any], learner: int) -> float:
+    return float(point["recall"][f"learner-{learner}" if learner else "ensemble"])
 
 
 def _spread(results: Sequence[Result], value: Callable[[Result], float | None]) -> Spread | None:
@@ -207,7 +219,10 @@ def write_plot(table: Table, out: Path) -> Path | None:
         lines = [line for line in table.lines if line.row.series and not line.learner]
     if not any("recall" in line.ours for line in lines):
         return None
-    figure = _curves(table, figure_of, lines) if figure_of.x_label else _bars(table, figure_of, lines)
+    draw = _curves if figure_of.x_label else _bars
+    if figure_of.passes and any(line.curve for line in lines):
+        draw = _over_passes
+    figure = draw(table, figure_of, lines)
     path = table_path(table, out, "png")
     path.parent.mkdir(parents=True, exist_ok=True)
     with file_aside(path) as aside:
@@ -238,6 +253,24 @@ def _bars(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
     ax.invert_yaxis()
     ax.set_xlabel("Recall@1 (%)")
     ax.set_title(_title(table, figure_of), fontsize=10, color=GREY)
+    return figure
+
+
+def _over_passes(table: Table, figure_of: Figure, lines: Sequence[Line]) -> Any:
+    """R@1 of each row over the passes of its first seed, from the untrained network on; the paper's is dashed."""
+    figure, (ax,) = new_figure(6.4, 4.2)
+    untrained = next((line.ours["recall"].mean for line in lines if line.row.untrained), None)
+    drawn = [line for line in lines if line.curve and not line.row.learner]
+    for number, line in enumerate(drawn):
+        colour, mark = LEARNERS[number % len(LEARNERS)], MARKS[number % len(MARKS)]
+        points = [*([(0.0, untrained)] if untrained is not None else []), *line.curve]
+        ax.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=5, label=line.label)
+        if "recall" in line.paper:
+            ax.axhline(line.paper["recall"], color=colour, linestyle="--", linewidth=1, label=f"{line.label}, paper")
+    ax.set_xlabel("passes through the training images")
+    ax.set_ylabel("Recall@1 (%)")
+    ax.set_title(_title(table, figure_of), fontsize=10, color=GREY)
+    ax.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -47,7 +47,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "model.groups": 2,
         "loss.name": "cross-entropy",
         "diversity.through_backbone": True,
-        "diversity.scale_features": False,  # better on validation images; see docs/results.md
+        "diversity.scale_features": False,  # better on validation images; see docs/results-appendix.md
         "data.augment": "none",  # the paper names none, and compares with a baseline that has weight decay only
         "train.batch_classes": 10,
         "train.batch_images": 10,
@@ -65,7 +65,8 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("cub", "cub-cropped", "cars", "cars-cropped", "sop", "inshop", "vehicleid"), _KEPT_BY_MAP),
 }
 
-# Chosen on validation images (docs/results.md). Means over dimensions: 100 is 0.1 for the sum over 21 x 43 products.
+# Chosen on validation images (docs/results-appendix.md). Means over dimensions: 100 is 0.1 for the sum over 21 x 43
+# products.
 BOTH: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("cifar10", "activation-bier"): {"diversity.weight": 100.0},
     ("cifar10", "a-bier"): {"diversity.weight": 3e-2, "loss.boosting": "gradient"},

@@ -65,7 +65,7 @@ EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
 FEATURES_FOR_MEAN = 1_000  # images whose mean feature the bias takes away
 # The first steps take the learners apart (classifier correlation 0.74 to 0.34 on CUB) and cost no recall; the rest of
-# the way to the minimum turns W towards directions in which the images hardly differ. See docs/results.md.
+# the way to the minimum turns W towards directions in which the images hardly differ. See (17) in docs/method.md.
 START_STEPS = 20
 Preparing = Callable[[str, int, int], None]  # what is being prepared, how much is done, of how much
 MetricBuilder = Callable[[int, int], nn.Module]  # (size of the embedding, number of classes) -> a loss
