@@ -3,16 +3,17 @@
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import Conditions, Floats, Id, spans
-from bier.search.stores.engine import EngineStore, Hits, Row, is_address
+from bier.search.engines import Conditions, EngineStore, Hits, Row, is_address, split_name
+from bier.search.store import Floats, Id
 
 EFFORT = 128  # hnsw_ef, on a server
 _NAMES = UUID("5b1c9d4e-6f0a-4a57-9a8e-0d6c1f7a2b3c")  # Qdrant's ids are numbers or UUIDs; texts become the latter
@@ -25,18 +26,20 @@ def point_id(one: Id) -> int | str:
 
 def parse_uri(uri: str) -> tuple[str, str, bool]:
     """(folder or address, collection, whether it is a folder) of `qdrant:FOLDER` or `qdrant:http://host:6333`."""
-    target, _, collection = uri.removeprefix("qdrant:").partition("#")
+    target, collection = split_name(uri.removeprefix("qdrant:"))
     local = "://" not in target
     if not (target if local else is_address(target)):
         raise SearchError("A Qdrant store must be qdrant:FOLDER or qdrant:http://HOST:6333. Got another address.")
-    return target, collection or "bier", local
+    return target, collection, local
 
 
 class QdrantStore(EngineStore):
-    """A Qdrant collection with the vectors `vector` and `learner_1` and the payload id, label, path and entry.
+    """A Qdrant collection with the vector `vector` and the payload id, label, path, entry and terms.
+
+    Its metadata is our note.
 
     A folder is searched exactly and by one process at a time. An API key is read from the environment variable
-    QDRANT_API_KEY.
+    QDRANT_API_KEY. A server must be Qdrant 1.16 or newer, the first with metadata of collections.
     """
 
     BATCH = 256  # 1 MB of JSON at 512 dimensions; a server takes up to 32 MB
@@ -45,20 +48,26 @@ class QdrantStore(EngineStore):
         "Connection refused": "Run the command again when the server is back; a load continues where it stopped.",
     }
 
-    def _connect(self, uri: str) -> None:
+    def _connect(self, uri: str, new: bool) -> None:
         client, self._models = needs("qdrant_client", "qdrant"), needs("qdrant_client.models", "qdrant")
         raised = needs("qdrant_client.http.exceptions", "qdrant")
         self.failures = (raised.ApiException, RuntimeError, ValueError, OSError)
         target, self.collection, self._local = parse_uri(uri)
-        self._about = f"{self.collection}_about"  # a collection of one point
         self._lock: Any = threading.RLock() if self._local else nullcontext()  # the local mode is not thread-safe
-        if self._local:
+        if not self._local:
+            key = os.environ.get("QDRANT_API_KEY")
+            self._client = client.QdrantClient(target, api_key=key, timeout=60, check_compatibility=False)
+            return
+        self._check_folder(Path(target), "meta.json", new)
+        self._folder = Path(target) / "collection" / self.collection
+        try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that 20,000 points are many, which docs/stores.md says
                 self._client = client.QdrantClient(path=target, force_disable_check_same_thread=True)
-        else:
-            key = os.environ.get("QDRANT_API_KEY")
-            self._client = client.QdrantClient(target, api_key=key, timeout=60, check_compatibility=False)
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            raise SearchError(
+                f"The folder {target} must be one of Qdrant's local mode. Its meta.json is another file, or damaged."
+            ) from error
 
     def close(self) -> None:
         if hasattr(self, "_client"):
@@ -69,49 +78,37 @@ class QdrantStore(EngineStore):
         with super()._asking(), getattr(self, "_lock", nullcontext()):
             yield
 
-    def _read_record(self) -> dict[str, Any] | None:
-        if not self._client.collection_exists(self._about):
-            return None
-        points = self._client.retrieve(self._about, [0], with_payload=True)
-        return dict(points[0].payload) if points else None
+    def _read_note(self) -> str | None:
+        if self._client.collection_exists(self.collection):
+            metadata = self._client.get_collection(self.collection).config.metadata or {}
+            return str(metadata.get("bier", ""))
+        # The local mode would take a folder that it does not know for its own, and delete it with the collection.
+        return "" if self._local and self._folder.exists() and any(self._folder.iterdir()) else None
 
-    def _write_record(self, record: Mapping[str, Any]) -> None:
-        self._make(self._about, {})
-        point = self._models.PointStruct(id=0, vector={}, payload=dict(record))
-        self._client.upsert(self._about, [point], wait=True)
-
-    def _has_collection(self) -> bool:
-        return bool(self._client.collection_exists(self.collection))
-
-    def _create(self, whole_numbers: bool) -> None:
-        dot = self._models.Distance.DOT
-        sizes = {"vector": self.dimension, "learner_1": self.groups[0]}
-        self._make(
-            self.collection, {name: self._models.VectorParams(size=size, distance=dot) for name, size in sizes.items()}
-        )
-        if not self._local:
-            self._client.create_payload_index(self.collection, "label", self._models.PayloadSchemaType.KEYWORD)
-
-    def _make(self, name: str, vectors: Mapping[str, Any]) -> None:
-        if self._client.collection_exists(name):
-            return
+    def _create(self, note: str, whole_numbers: bool) -> None:
+        vectors = {"vector": self._models.VectorParams(size=self.dimension, distance=self._models.Distance.DOT)}
         try:
-            self._client.create_collection(name, vectors_config=dict(vectors))
+            self._client.create_collection(self.collection, vectors_config=vectors, metadata={"bier": note})
         except self.failures:
-            if not self._client.collection_exists(name):  # another client was faster
+            if not self._client.collection_exists(self.collection):  # another client was faster
                 raise
+        if not self._local:
+            self._client.create_payload_index(self.collection, "terms", self._models.PayloadSchemaType.KEYWORD)
 
     def _drop(self) -> None:
-        for name in (self.collection, self._about):
-            if self._client.collection_exists(name):
-                self._client.delete_collection(name)
+        if self._local:
+            others = [file.name for file in self._folder.iterdir() if not file.name.startswith("storage.sqlite")]
+            if others:  # the local mode would delete them
+                raise SearchError(
+                    f"The folder {self._folder} must hold Qdrant's files alone. It has {others[0]!r} too."
+                )
+        self._client.delete_collection(self.collection)
 
     def _put(self, rows: Sequence[Row], vectors: Floats) -> None:
-        first = spans(self.groups)[0]
         points = [
             self._models.PointStruct(
                 id=point_id(row.id),
-                vector={"vector": vector.tolist(), "learner_1": vector[first].tolist()},
+                vector={"vector": vector.tolist()},
                 payload={key: value for key, value in row._asdict().items() if value is not None},
             )
             for row, vector in zip(rows, vectors, strict=True)
@@ -158,41 +155,23 @@ class QdrantStore(EngineStore):
     def _count(self) -> int:
         return int(self._client.count(self.collection, exact=True).count)
 
-    def _nearest(
-        self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
-    ) -> Hits:
-        same = {"using": field, "query_filter": self._filter(wanted), "search_params": self._params(k, exact)}
-        return [self._ask(self._part(query, field), k, **same) for query in queries]
-
-    def _part(self, query: Floats, field: str) -> list[float]:
-        part: list[float] = (query[spans(self.groups)[0]] if field == "learner_1" else query).tolist()
-        return part
-
-    def _params(self, count: int, exact: bool) -> Any:
-        """How wide the graph is searched; the local mode is always exact."""
-        return None if self._local else self._models.SearchParams(hnsw_ef=max(EFFORT, 2 * count), exact=exact)
-
-    def _ask(self, query: list[float], k: int, **how: Any) -> list[tuple[Id, float]]:
+    def _nearest(self, queries: Floats, k: int, wanted: Conditions, exact: bool) -> Hits:
+        models = self._models
+        must = [models.FieldCondition(key="terms", match=models.MatchAny(any=terms)) for terms in wanted]
+        only = models.Filter(must=must) if must else None
+        # How wide the graph is searched; the local mode is always exact.
+        params = None if self._local else self._models.SearchParams(hnsw_ef=max(EFFORT, 2 * k), exact=exact)
+        hits: Hits = []
         # One request per query: several at once are checked number by number, in ten times the time of a local search.
-        answer = self._client.query_points(self.collection, query=query, limit=k, with_payload=["id"], **how)
-        return [(point.payload["id"], float(point.score)) for point in answer.points]
-
-    def _filter(self, wanted: Conditions) -> Any:
-        """Conditions as a filter."""
-        models, must = self._models, []
-        for key, values in wanted.items():
-            if key == "label":
-                must.append(models.FieldCondition(key="label", match=models.MatchAny(any=values)))
-            else:
-                must.append(models.Filter(should=[self._condition(key, value) for value in values]))
-        return models.Filter(must=must) if must else None
-
-    def _condition(self, key: str, value: Any) -> Any:
-        if '"' in key:
-            raise SearchError(f"A key of the 'where' parameter must have no quotation marks in Qdrant. Got {key!r}.")
-        models, field = self._models, f'entry.metadata."{key}"'
-        if value is None:
-            return models.IsNullCondition(is_null=models.PayloadField(key=field))
-        if isinstance(value, float):
-            return models.FieldCondition(key=field, range=models.Range(gte=value, lte=value))
-        return models.FieldCondition(key=field, match=models.MatchValue(value=value))
+        for query in queries:
+            answer = self._client.query_points(
+                self.collection,
+                query=query.tolist(),
+                using="vector",
+                limit=k,
+                query_filter=only,
+                search_params=params,
+                with_payload=["id"],
+            )
+            hits.append([(point.payload["id"], float(point.score)) for point in answer.points])
+        return hits

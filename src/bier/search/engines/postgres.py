@@ -1,21 +1,19 @@
 """PostgreSQL with the extension pgvector: a table that can be joined with a team's own ones."""
 
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import SCAN_ROWS, Conditions, Floats, Id, spans
-from bier.search.stores.engine import EngineStore, Hits, Row
+from bier.search.engines import Conditions, EngineStore, Hits, Row, split_name
+from bier.search.store import SCAN_ROWS, Floats, Id
 
 T = TypeVar("T")
 
-RECORDS = "bier_stores"  # the table of all collections' records
-EFFORT = 200  # hnsw.ef_search: candidates that the graph keeps; a longer shortlist raises it
+EFFORT = 200  # hnsw.ef_search: candidates that the graph keeps; more results raise it
 _MOST_EFFORT = 1_000
 _LONGEST_HALF = 4_000  # dimensions that pgvector can index as halfvec
 _NEEDED = (0, 8)  # the version of pgvector that can go on searching where a filter excludes candidates
@@ -23,11 +21,13 @@ _MEMORY = 2**31  # bytes that building a graph may take in the server
 
 
 class PostgresStore(EngineStore):
-    """A table with the columns id, label, path, entry (jsonb), vector (float32) and learner_1 (halfvec).
+    """A table with the columns id, label, path, entry (jsonb), terms (text[]) and vector (float32).
 
-    Both vectors have an HNSW graph over half precision, which `optimize` builds from GRAPH_ROWS rows on; candidates
-    are ranked by the float32 vector, in the same statement. Credentials come from the URI or from what libpq reads:
-    the PG variables, a password file, a service.
+    Its comment is our note.
+
+    `optimize` builds an HNSW graph over half precision from GRAPH_ROWS rows on; its candidates are ranked by the
+    float32 vector, in the same statement. Credentials come from the URI or from what libpq reads: the PG variables, a
+    password file, a service.
     """
 
     BATCH = 65_536  # one transaction
@@ -37,21 +37,15 @@ class PostgresStore(EngineStore):
         "onnection": "Run the command again when the server is back; a load continues where it stopped.",
     }
 
-    def _connect(self, uri: str) -> None:
+    def _connect(self, uri: str, new: bool) -> None:
         self._idle: list[Any] = []
         self._lock = threading.Lock()
         self._psycopg = needs("psycopg", "postgres")
-        self._half = needs("pgvector", "postgres").HalfVector
+        needs("pgvector", "postgres")
         self._pgvector = needs("pgvector.psycopg", "postgres")
         self._json = needs("psycopg.types.json", "postgres").Jsonb
         self.failures = (self._psycopg.Error,)
-        address, _, name = uri.partition("#")
-        self.collection = name or "bier"
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", self.collection):
-            raise SearchError(
-                "The name of a PostgreSQL table, after #, must be up to 40 letters, digits and underscores. "
-                "Got another one; in a password, # is written %23."
-            )
+        address, self.collection = split_name(uri)
         try:
             given = needs("psycopg.conninfo", "postgres").conninfo_to_dict(address)
         except self._psycopg.ProgrammingError:  # its message may contain the password
@@ -136,31 +130,18 @@ class PostgresStore(EngineStore):
         return rows
 
     def _composed(self, statement: str, **names: str) -> str:
-        """A statement with its names in quotation marks; `_connect` refuses names that have such marks themselves.
+        """A statement with its names in quotation marks; `split_name` refuses names that have such marks themselves.
 
         psycopg.sql would do the same, but anew for each query, in about the time that the rest of this adapter takes.
         """
         return statement.format(**{key: f'"{name}"' for key, name in {"table": self.collection, **names}.items()})
 
-    # The record and the table
+    # The table
 
-    def _read_record(self) -> dict[str, Any] | None:
-        if not self._exists_table(RECORDS):
-            return None
-        found = self._query("SELECT record FROM {table} WHERE collection = %s", [self.collection], table=RECORDS)
-        return dict(found[0][0]) if found else None
-
-    def _write_record(self, record: Mapping[str, Any]) -> None:
-        create = "CREATE TABLE IF NOT EXISTS {table} (collection text PRIMARY KEY, record jsonb NOT NULL)"
-        insert = "INSERT INTO {table} VALUES (%s, %s) ON CONFLICT (collection) DO UPDATE SET record = excluded.record"
-
-        def work(connection: Any) -> None:
-            with self._alone(connection):
-                connection.execute(self._composed(create, table=RECORDS))
-                values = [self.collection, self._json(dict(record))]
-                connection.execute(self._composed(insert, table=RECORDS), values)
-
-        self._run(work)
+    def _read_note(self) -> str | None:
+        statement = "SELECT obj_description(c.oid, 'pg_class') FROM pg_class c WHERE c.oid = to_regclass(%s)"
+        rows = self._query(statement, [f'"{self.collection}"'])
+        return rows[0][0] or "" if rows else None
 
     @contextmanager
     def _alone(self, connection: Any, work: str = "") -> Iterator[None]:
@@ -169,64 +150,58 @@ class PostgresStore(EngineStore):
             connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [f"bier {work}"])
             yield
 
-    def _exists_table(self, name: str) -> bool:
-        return self._query("SELECT to_regclass(quote_ident(%s))", [name])[0][0] is not None
-
-    def _has_collection(self) -> bool:
-        return self._exists_table(self.collection)
-
-    def _create(self, whole_numbers: bool) -> None:
+    def _create(self, note: str, whole_numbers: bool) -> None:
         columns = (
             f"id {'bigint' if whole_numbers else 'text'} PRIMARY KEY, label text, path text NOT NULL, entry jsonb "
-            f"NOT NULL, vector vector({self.dimension}) NOT NULL, learner_1 halfvec({self.groups[0]}) NOT NULL"
+            f"NOT NULL, terms text[] NOT NULL, vector vector({self.dimension}) NOT NULL"
         )
+        quoted = needs("psycopg.sql", "postgres").Literal(note)  # a comment takes no parameters
 
         def work(connection: Any) -> None:
             with self._alone(connection):
                 if not connection.execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
                     connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-                connection.execute(self._composed(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})"))
-                for field, kind in (("label", "(label)"), ("entry", "USING gin (entry jsonb_path_ops)")):
-                    self._index(connection, field, kind)
+                if connection.execute("SELECT to_regclass(%s)", [f'"{self.collection}"']).fetchone()[0] is not None:
+                    return  # another client was faster
+                connection.execute(self._composed(f"CREATE TABLE {{table}} ({columns})"))
+                connection.execute(f"{self._composed('COMMENT ON TABLE {table} IS')} {quoted.as_string(connection)}")
+                self._index(connection, "terms", "USING gin (terms)")
 
         self._run(work)
 
     def _index(self, connection: Any, field: str, definition: str) -> None:
+        """An index whose name has a space, so that no collection can have the same."""
         statement = self._composed(
-            f"CREATE INDEX IF NOT EXISTS {{name}} ON {{table}} {definition}", name=f"{self.collection}_{field}"
+            f"CREATE INDEX IF NOT EXISTS {{name}} ON {{table}} {definition}", name=f"{self.collection} {field}"
         )
         connection.execute(statement)
 
     def optimize(self) -> None:
-        """Build the graphs of a collection that has none, which is faster after a load than during it."""
+        """Build the graph of a collection that has none, which is faster after a load than during it."""
         with self._asking():
             if self._there() and self._count() >= self.GRAPH_ROWS:
-                self._run(self._build_graphs)
+                self._run(self._build_graph)
 
-    def _build_graphs(self, connection: Any) -> None:
-        with self._alone(connection, f"graphs {self.collection}"):
+    def _build_graph(self, connection: Any) -> None:
+        with self._alone(connection, f"graph {self.collection}"):
             room = self._count() * (2 * self.dimension + 400)
             connection.execute(f"SET LOCAL maintenance_work_mem = '{min(max(room, 2**26), _MEMORY) // 1024}kB'")
-            for field, size in (("vector", self.dimension), ("learner_1", self.groups[0])):
-                if size <= _LONGEST_HALF:
-                    self._index(connection, field, f"USING hnsw (({_half(field, size)}) halfvec_ip_ops) {_SETTINGS}")
+            if self.dimension <= _LONGEST_HALF:
+                self._index(connection, "vector", f"USING hnsw (({self._half_vector}) halfvec_ip_ops) {_SETTINGS}")
         connection.execute(self._composed("ANALYZE {table}"))
 
-    def _drop(self) -> None:
-        def work(connection: Any) -> None:
-            with self._alone(connection):
-                connection.execute(self._composed("DROP TABLE IF EXISTS {table}"))
-                if connection.execute("SELECT to_regclass(quote_ident(%s))", [RECORDS]).fetchone()[0] is not None:
-                    delete = self._composed("DELETE FROM {table} WHERE collection = %s", table=RECORDS)
-                    connection.execute(delete, [self.collection])
+    @property
+    def _half_vector(self) -> str:
+        """The vector as the graph compares it."""
+        return f"vector::halfvec({self.dimension})"
 
-        self._run(work)
+    def _drop(self) -> None:
+        self._run(lambda connection: connection.execute(self._composed("DROP TABLE IF EXISTS {table}")))
 
     # Rows
 
     def _put(self, rows: Sequence[Row], vectors: Floats) -> None:
-        first = spans(self.groups)[0]
-        columns = "id, label, path, entry, vector, learner_1"
+        columns = "id, label, path, entry, terms, vector"
         changes = ", ".join(f"{name} = excluded.{name}" for name in columns.split(", ")[1:])
 
         def work(connection: Any) -> None:
@@ -234,10 +209,9 @@ class PostgresStore(EngineStore):
                 cursor.execute(self._composed("CREATE TEMP TABLE new_rows (LIKE {table}) ON COMMIT DROP"))
                 with cursor.copy(f"COPY new_rows ({columns}) FROM STDIN WITH (FORMAT binary)") as copy:
                     number = "int8" if isinstance(rows[0].id, int) else "text"
-                    copy.set_types([number, "text", "text", "jsonb", "vector", "halfvec"])
+                    copy.set_types([number, "text", "text", "jsonb", "text[]", "vector"])
                     for row, vector in zip(rows, vectors, strict=True):
-                        entry = self._json(row.entry)
-                        copy.write_row((row.id, row.label, row.path, entry, vector, self._half(vector[first])))
+                        copy.write_row((row.id, row.label, row.path, self._json(row.entry), row.terms, vector))
                 # in one order, so that two clients cannot wait for each other
                 cursor.execute(
                     self._composed(
@@ -267,39 +241,27 @@ class PostgresStore(EngineStore):
 
     # Searches
 
-    def _nearest(
-        self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
-    ) -> Hits:
-        return self._through(queries, k, 2 * k, wanted, field, exact)
-
-    def _through(self, queries: Floats, k: int, reach: int, wanted: Conditions, field: str, exact: bool) -> Hits:
-        """One statement per query: a graph selects `reach` candidates, the whole vector ranks them.
+    def _nearest(self, queries: Floats, k: int, wanted: Conditions, exact: bool) -> Hits:
+        """One statement per query: the graph selects 2 k candidates, the float32 vector ranks them.
 
         A filter costs no recall: if few rows pass, they are all compared; otherwise the graph goes on until it has
-        found `reach` that pass.
+        found as many that pass.
         """
-        condition, values = _where(wanted, self._json)
-        if wanted and not exact and reach < SCAN_ROWS:
+        condition, values = " AND ".join(["true", *["terms && %s::text[]"] * len(wanted)]), wanted
+        if wanted and not exact and 2 * k < SCAN_ROWS:
             some = f"SELECT 1 FROM {{table}} WHERE {condition} LIMIT {SCAN_ROWS + 1}"
             exact = self._query(f"SELECT count(*) FROM ({some}) AS few", values)[0][0] <= SCAN_ROWS
-        hits = self._ask(queries, k, reach, condition, values, field, exact)
+        hits = self._ask(queries, k, condition, values, exact)
         if wanted and not exact and any(len(some) < k for some in hits):
-            hits = self._ask(queries, k, reach, condition, values, field, True)
+            hits = self._ask(queries, k, condition, values, True)
         return hits
 
-    def _ask(
-        self, queries: Floats, k: int, reach: int, condition: str, values: list[Any], field: str, exact: bool
-    ) -> Hits:
-        first = spans(self.groups)[0]
-        part, size = (slice(None), self.dimension) if field == "vector" else (first, self.groups[0])
-        if exact:
-            inner, asked = "", None
-        else:
-            inner = f"ORDER BY {_half(field, size)} <#> %s::halfvec({size}) LIMIT {reach}"
-            asked = part
+    def _ask(self, queries: Floats, k: int, condition: str, values: Conditions, exact: bool) -> Hits:
+        reach = 2 * k
+        near = "" if exact else f"ORDER BY {self._half_vector} <#> %s::halfvec({self.dimension}) LIMIT {reach}"
         statement = self._composed(
             f"SELECT id, -(vector <#> %s) AS score FROM "
-            f"(SELECT id, vector FROM {{table}} WHERE {condition} {inner}) AS near ORDER BY score DESC LIMIT {k}"
+            f"(SELECT id, vector FROM {{table}} WHERE {condition} {near}) AS near ORDER BY score DESC LIMIT {k}"
         )
         effort = min(max(EFFORT, reach), _MOST_EFFORT)
 
@@ -308,9 +270,7 @@ class PostgresStore(EngineStore):
                 connection.execute(f"SET hnsw.ef_search = {effort}")
                 connection.bier_effort = effort
             return [
-                connection.execute(
-                    statement, [query, *values, *([] if asked is None else [query[asked]])], binary=True
-                ).fetchall()
+                connection.execute(statement, [query, *values, *([] if exact else [query])], binary=True).fetchall()
                 for query in queries
             ]
 
@@ -318,25 +278,3 @@ class PostgresStore(EngineStore):
 
 
 _SETTINGS = "WITH (m = 16, ef_construction = 100)"
-
-
-def _half(field: str, size: int) -> str:
-    """A field as the graphs compare it."""
-    return f"{field}::halfvec({size})" if field == "vector" else field
-
-
-def _where(wanted: Conditions, json: Callable[[Any], Any]) -> tuple[str, list[Any]]:
-    """Conditions as SQL and its values. Metadata is found by the index of `entry` and then compared exactly."""
-    parts: list[str] = ["true"]
-    values: list[Any] = []
-    for key, accepted in wanted.items():
-        if key == "label":
-            parts.append("label = ANY(%s)")
-            values.append(accepted)
-            continue
-        either = []
-        for one in accepted:
-            either.append("(entry @> %s AND entry -> 'metadata' -> %s = %s)")
-            values += [json({"metadata": {key: one}}), key, json(one)]
-        parts.append("(" + " OR ".join(either) + ")")
-    return " AND ".join(parts), values

@@ -5,14 +5,15 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import numpy as np
 
 from bier.errors import SearchError, needs
-from bier.search.store import Conditions, Floats, Id, spans, without_secrets
-from bier.search.stores.engine import EngineStore, Hits, Row, is_address
+from bier.search.engines import LONGEST_TERM, Conditions, EngineStore, Hits, Row, is_address, split_name
+from bier.search.store import Floats, Id, without_secrets
 
 _GRAPH = {"M": 32, "efConstruction": 200}
 _LONGEST = 4_096  # characters of a text
@@ -29,7 +30,7 @@ class Address(NamedTuple):
 
 def parse_uri(uri: str) -> Address:
     """`milvus:shop.db`, `milvus:http://host:19530`, each with `?index=TYPE` and `#collection`."""
-    rest, _, collection = uri.removeprefix("milvus:").partition("#")
+    rest, collection = split_name(uri.removeprefix("milvus:"))
     target, _, query = rest.partition("?")
     local = "://" not in target
     if not (target.endswith(".db") if local else is_address(target)):
@@ -41,7 +42,7 @@ def parse_uri(uri: str) -> Address:
     if set(options) - {"index"}:
         raise SearchError(f"A Milvus store's only option is index. Got {sorted(options)} instead.")
     index = options.get("index", ["FLAT" if local else "HNSW"])[0].upper()
-    return Address(target, collection or "bier", index, local)
+    return Address(target, collection, index, local)
 
 
 def literal(value: Any) -> str:
@@ -51,37 +52,27 @@ def literal(value: Any) -> str:
 
 def expression(wanted: Conditions) -> str:
     """Conditions as a filter."""
-    parts = []
-    for key, values in wanted.items():
-        if key == "label":
-            parts.append(f"label in {literal(values)}")
-        else:
-            field = f'entry["metadata"][{literal(key)}]'
-            parts.append("(" + " or ".join(f"{field} == {literal(one)}" for one in values) + ")")
-    return " and ".join(parts)
+    return " and ".join(f"array_contains_any(terms, {literal(terms)})" for terms in wanted)
 
 
 class MilvusStore(EngineStore):
-    """A Milvus collection with the fields id, label, path, entry (JSON), vector and learner_1.
+    """A Milvus collection with the fields id, label, path, entry (JSON), terms and vector.
 
-    k and shortlist go up to 16,384; `exact` needs the index type FLAT. The funnel takes two requests: Milvus has no
-    search among the results of another. A token is read from the environment variable MILVUS_TOKEN. A server must be
-    Milvus 2.4 or newer, the first with two vectors per row.
+    k goes up to 16,384; `exact` needs the index type FLAT. A token is read from the environment variable MILVUS_TOKEN.
     """
 
     BATCH = 1_000  # 2.4 MB at 512 dimensions, well below gRPC's limit
     MOST = 16_384  # Milvus answers no more than this to one query
     HINTS = {  # noqa: RUF012
         "Open local milvus failed": "Is another process using the file?",
-        "multiple vector fields": "Milvus 2.4 or newer is needed.",
     }
 
-    def _connect(self, uri: str) -> None:
+    def _connect(self, uri: str, new: bool) -> None:
         self._address = parse_uri(uri)
         self.collection, self.can_scan = self._address.collection, self._address.index_type == "FLAT"
-        self._about = f"{self.collection}_about"  # a collection of one row; Milvus Lite stores no description
         if self._address.local:
             needs("milvus_lite", "milvus")
+            self._check_folder(Path(self._address.target), "LOCK", new)
         pymilvus = needs("pymilvus", "milvus")
         # It logs a traceback of every error before raising it; the error itself is enough.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
@@ -98,32 +89,17 @@ class MilvusStore(EngineStore):
                 manager = import_module("milvus_lite.server_manager").server_manager_instance
                 manager.release_server(self._address.target)
 
-    def _read_record(self) -> dict[str, Any] | None:
-        if not self._client.has_collection(self._about):
-            return None
-        self._client.load_collection(self._about)
-        rows = list(
-            self._client.query(self._about, filter="id == 0", output_fields=["entry"], consistency_level="Strong")
-        )
-        return dict(rows[0]["entry"]) if rows else None
+    def _read_note(self) -> str | None:
+        if self._client.has_collection(self.collection):
+            known = self._client.describe_collection(self.collection)
+            self._client.load_collection(self.collection)
+            return str(known.get("properties", {}).get("bier") or known.get("description", ""))
+        foreign = Path(self._address.target) / "collections" / self.collection  # Milvus Lite would take it for its own
+        return "" if self._address.local and foreign.exists() else None
 
-    def _write_record(self, record: Mapping[str, Any]) -> None:
-        if not self._client.has_collection(self._about):
-            schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-            schema.add_field("id", self._types.INT64, is_primary=True)
-            schema.add_field("entry", self._types.JSON)
-            schema.add_field("nothing", self._types.FLOAT_VECTOR, dim=2)  # Milvus wants a vector in every collection
-            self._make(self._about, schema, {"nothing": ("FLAT", {})})
-        self._client.upsert(self._about, [{"id": 0, "entry": dict(record), "nothing": [0.0, 0.0]}])
-
-    def _has_collection(self) -> bool:
-        if not self._client.has_collection(self.collection):
-            return False
-        self._client.load_collection(self.collection)
-        return True
-
-    def _create(self, whole_numbers: bool) -> None:
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+    def _create(self, note: str, whole_numbers: bool) -> None:
+        # Milvus Lite stores the properties and no description; a server stores any description.
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False, description=note)
         if whole_numbers:
             schema.add_field("id", self._types.INT64, is_primary=True)
         else:
@@ -131,32 +107,29 @@ class MilvusStore(EngineStore):
         schema.add_field("label", self._types.VARCHAR, max_length=_LONGEST)
         schema.add_field("path", self._types.VARCHAR, max_length=_LONGEST)
         schema.add_field("entry", self._types.JSON)
+        text = {"element_type": self._types.VARCHAR, "max_length": 4 * LONGEST_TERM}  # bytes
+        schema.add_field("terms", self._types.ARRAY, max_capacity=_LONGEST, **text)
         schema.add_field("vector", self._types.FLOAT_VECTOR, dim=self.dimension)
-        schema.add_field("learner_1", self._types.FLOAT_VECTOR, dim=self.groups[0])
-        index = self._address.index_type, _GRAPH if self._address.index_type.startswith("HNSW") else {}
-        self._make(self.collection, schema, {"vector": index, "learner_1": index})
-
-    def _make(self, name: str, schema: Any, indexes: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
-        params = self._client.prepare_index_params()
-        for field, (kind, settings) in indexes.items():
-            params.add_index(field, index_type=kind, metric_type="IP", params=dict(settings))
+        kind, params = self._address.index_type, self._client.prepare_index_params()
+        graph = _GRAPH if kind.startswith("HNSW") else {}
+        params.add_index("vector", index_type=kind, metric_type="IP", params=graph)
+        properties = {"bier": note} if self._address.local else {}
         try:
-            self._client.create_collection(name, schema=schema, index_params=params, consistency_level="Strong")
+            self._client.create_collection(
+                self.collection, schema=schema, index_params=params, consistency_level="Strong", properties=properties
+            )
         except self.failures:
-            if not self._client.has_collection(name):  # another client was faster
+            if not self._client.has_collection(self.collection):  # another client was faster
                 raise
 
     def _drop(self) -> None:
-        for name in (self.collection, self._about):
-            if self._client.has_collection(name):
-                self._client.drop_collection(name)
+        self._client.drop_collection(self.collection)
 
     def _put(self, rows: Sequence[Row], vectors: Floats) -> None:
-        first = spans(self.groups)[0]
         self._client.upsert(
             self.collection,
             [
-                {**row._asdict(), "label": row.label or "", "vector": vector, "learner_1": vector[first]}
+                {**row._asdict(), "label": row.label or "", "vector": vector}
                 for row, vector in zip(rows, vectors, strict=True)
             ],
         )
@@ -169,14 +142,12 @@ class MilvusStore(EngineStore):
         return {row["id"]: row[field] for row in rows}
 
     def _every_id(self) -> list[Id]:
-        found: list[Id] = []
-        pages = self._client.query_iterator(
-            self.collection, batch_size=self.BATCH, output_fields=["id"], consistency_level="Strong"
-        )
-        while page := pages.next():
-            found += [row["id"] for row in page]
-        pages.close()
-        return found
+        """Page by page in the order of ids. pymilvus does so too, but breaks at a quotation mark in an id."""
+        ids: list[Id] = []
+        pages = {"limit": self.BATCH, "iterator": "True", "reduce_stop_for_best": "True"}
+        while page := self._query(f"id > {literal(ids[-1])}" if ids else "", ["id"], **pages):
+            ids += [row["id"] for row in page]
+        return ids
 
     def _any_vector(self) -> Floats | None:
         rows = self._query('label != "\u0000"', ["vector"], limit=1)
@@ -185,29 +156,22 @@ class MilvusStore(EngineStore):
     def _count(self) -> int:
         return int(self._query("", ["count(*)"])[0]["count(*)"])
 
-    def _nearest(
-        self, queries: Floats, k: int, wanted: Conditions, *, field: str = "vector", exact: bool = False
-    ) -> Hits:
-        return self._ask(queries, field, k, expression(wanted))
-
-    def _ask(self, queries: Floats, field: str, k: int, condition: str) -> Hits:
-        part = spans(self.groups)[0] if field == "learner_1" else slice(None)
+    def _nearest(self, queries: Floats, k: int, wanted: Conditions, exact: bool) -> Hits:
         answer = self._client.search(
             self.collection,
-            data=list(queries[:, part]),
-            anns_field=field,
+            data=list(queries),
+            anns_field="vector",
             limit=k,
-            filter=condition,
+            filter=expression(wanted),
             output_fields=["id"],
             search_params={} if self._address.local else {"params": {"ef": max(128, 2 * k)}},
             consistency_level="Strong",
         )
         return [[(hit["id"], float(hit["distance"])) for hit in hits] for hits in answer]
 
-    def _query(self, condition: str, fields: list[str], limit: int | None = None) -> list[Mapping[str, Any]]:
-        extra = {} if limit is None else {"limit": limit}
+    def _query(self, condition: str, fields: list[str], **options: Any) -> list[Mapping[str, Any]]:
         return list(
             self._client.query(
-                self.collection, filter=condition, output_fields=fields, consistency_level="Strong", **extra
+                self.collection, filter=condition, output_fields=fields, consistency_level="Strong", **options
             )
         )

@@ -5,10 +5,12 @@ A Qdrant server and a Milvus server are not reached by any test here.
 
 import importlib
 import itertools
+import json
 import re
+import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -18,15 +20,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from bier.collection import add_to_collection, fill_store
 from bier.collection import stored as collections
 from bier.errors import MissingExtraError, SearchError
-from bier.search import Entry, Index, Store, is_store_uri, open_store, stores
+from bier.search import Entry, Index, Store, engines, is_store_uri, open_store
+from bier.search.engines import milvus, postgres, qdrant
 from bier.search.sources import StoredSource
-from bier.search.store import checked_where
-from bier.search.stores import milvus, postgres, qdrant
-from bier.search.stores.engine import EngineStore
 
 GROUPS = (8, 16, 24)
 COUNT = 300
@@ -67,7 +68,7 @@ def address(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def graphs_of_small_tables() -> Iterator[None]:
-    """PostgreSQL builds its graphs for the few rows of these tests too."""
+    """PostgreSQL builds its graph for the few rows of these tests too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(postgres.PostgresStore, "GRAPH_ROWS", 1)
         yield
@@ -137,10 +138,12 @@ def test_every_answer_is_that_of_the_index(loaded: tuple[Store, Index], question
     same(*loaded, **{"queries": QUERIES, "k": 5, **question})
 
 
-def test_the_collection_is_that_of_the_index(loaded: tuple[Store, Index]) -> None:
+def test_the_collection_is_that_of_the_index(loaded: tuple[Store, Index], monkeypatch: pytest.MonkeyPatch) -> None:
     store, index = loaded
     assert len(store) == len(index) == COUNT
-    assert sorted(map(str, store.ids)) == sorted(map(str, index.ids))
+    with monkeypatch.context() as patch:
+        patch.setattr(milvus.MilvusStore, "BATCH", 7)  # pages that end at every kind of id
+        assert sorted(map(str, store.ids)) == sorted(map(str, index.ids))
     assert (store.groups, store.dimension, store.about) == (index.groups, index.dimension, MODEL)
     some = [IDS[row] for row in (200, 3, 13, 0)]
     assert store.entries(some) == index.entries(some)
@@ -170,41 +173,21 @@ def test_mistakes_are_those_of_the_index(loaded: tuple[Store, Index]) -> None:
 
 
 def test_rows_can_be_read_by_others(loaded: tuple[Store, Index]) -> None:
-    """By the engine's own client: label and path, and the first learner's vector."""
+    """By the engine's own client: label, path and vector."""
     store, _ = loaded
     if isinstance(store, postgres.PostgresStore):
-        statement = (
-            "SELECT label, path, learner_1 FROM {table} JOIN (VALUES (%s, 9.99)) AS prices (id, price) USING (id)"
-        )
-        [(label, path, first)] = store._query(statement, [IDS[4]])
-        first = first.to_numpy()
+        statement = "SELECT label, path, vector FROM {table} JOIN (VALUES (%s, 9.99)) AS prices (id, price) USING (id)"
+        [(label, path, vector)] = store._query(statement, [IDS[4]])
+        vector = vector.to_numpy()
     elif isinstance(store, qdrant.QdrantStore):
         [point] = store._client.retrieve("bier", [qdrant.point_id(IDS[4])], with_payload=True, with_vectors=True)
-        label, path, first = point.payload["label"], point.payload["path"], point.vector["learner_1"]
+        label, path, vector = point.payload["label"], point.payload["path"], point.vector["vector"]
     else:
         assert isinstance(store, milvus.MilvusStore)
-        [row] = store._query(f"id == {milvus.literal(IDS[4])}", ["label", "path", "learner_1"])
-        label, path, first = row["label"], row["path"], row["learner_1"]
+        [row] = store._query(f"id == {milvus.literal(IDS[4])}", ["label", "path", "vector"])
+        label, path, vector = row["label"], row["path"], row["vector"]
     assert (label, path) == (LABELS[4], "/photos/4.jpg")
-    np.testing.assert_allclose(np.float32(first), VECTORS[4, :8], atol=1e-3)
-
-
-def test_the_funnel_is_one_request(loaded: tuple[Store, Index], monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _ = loaded
-    asked: list[Any] = []
-
-    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: asked.append(given) or call(*given, **named)
-
-    if isinstance(store, postgres.PostgresStore):
-        monkeypatch.setattr(store, "_run", counted(store._run))
-    elif isinstance(store, qdrant.QdrantStore):
-        monkeypatch.setattr(store._client, "query_points", counted(store._client.query_points))
-    else:
-        assert isinstance(store, milvus.MilvusStore)
-        monkeypatch.setattr(store._client, "search", counted(store._client.search))
-    store.search(QUERIES[0], 5)
-    assert len(asked) == (2 if isinstance(store, milvus.MilvusStore) else 1)
+    np.testing.assert_array_equal(np.float32(vector), VECTORS[4])
 
 
 def test_rows_are_added_replaced_and_removed(empty: Store) -> None:
@@ -221,7 +204,6 @@ def test_rows_are_added_replaced_and_removed(empty: Store) -> None:
     assert empty.entries([1, 1_000]) == [Entry(1, 8), Entry(1_000, 7)]
     same(empty, index, queries=QUERIES, k=20)
     same(empty, index, queries=QUERIES, k=20, where={"label": [7, 8, "3"]})
-    same(empty, index, queries=QUERIES, k=20)
 
 
 def test_a_filter_costs_no_recall(empty: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,32 +329,6 @@ def test_a_server_that_goes_away_and_comes_back(
     store.close()
 
 
-def test_the_first_learner_alone_uses_its_graph_in_postgres(loaded: tuple[Store, Index]) -> None:
-    store, _ = loaded
-    if not isinstance(store, postgres.PostgresStore):
-        return
-    said: list[Any] = []
-    run = store._run
-
-    def explained(work: Callable[[Any], Any]) -> Any:
-        class Spy:
-            bier_effort = 0
-
-            def execute(self, statement: Any, values: Any = (), **named: Any) -> Any:
-                if values:
-                    with store._connection() as connection:
-                        rows = connection.execute(f"EXPLAIN {statement}", values).fetchall()
-                    said.extend(line for (line,) in rows)
-                return run(lambda connection: connection.execute(statement, values, **named))
-
-        return work(Spy())
-
-    store._run = explained  # type: ignore[method-assign]
-    store.search(QUERIES[0], 5, learners=1)
-    store._run = run  # type: ignore[method-assign]
-    assert any(f"{store.collection}_learner_1" in line for line in said), said
-
-
 SECRET = "s3cr%25t"
 
 
@@ -446,7 +402,7 @@ def test_a_folder_that_another_client_holds(tmp_path: Path) -> None:
     with pytest.warns(ResourceWarning), pytest.raises(SearchError, match="Is another process using the folder"):
         open_store(f"qdrant:{tmp_path}/a")  # the client does not close its lock file
     store.close()
-    open_store(f"qdrant:{tmp_path}/a").close()
+    open_store(f"qdrant:{tmp_path}/a", GROUPS).close()
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stores.md").read_text(encoding="utf-8")
@@ -490,40 +446,20 @@ def test_addresses() -> None:
         open_store("http://host:19530")
 
 
-def test_filters_of_milvus_as_text() -> None:
-    assert milvus.expression(checked_where({"label": 3})) == 'label in ["3"]'
-    assert milvus.expression(checked_where({"size": [1, 2.5], 'a"b': True})) == (
-        '(entry["metadata"]["size"] == 1 or entry["metadata"]["size"] == 2.5) and (entry["metadata"]["a\\"b"] == true)'
-    )
-
-
-def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """They did not say of which type the ids are."""
-    pytest.importorskip("milvus_lite")
-    store = open_store(f"milvus:{tmp_path}/shop.db", GROUPS, MODEL)
-    assert isinstance(store, EngineStore)
-    store.add(VECTORS[:9], IDS[:9])
-    store._write_record({"groups": list(GROUPS), "about": MODEL})
-    store.close()
-    store = open_store(f"milvus:{tmp_path}/shop.db")
-    assert (store.known(IDS[:9]), store.groups) == (IDS[:9], GROUPS)
-    store.close()
-
-
-def test_stores_are_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours are also known to a source tree that is not installed; others are found by their scheme."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"][stores.GROUP] == stores.BUILT_IN
-    theirs = EntryPoint("redis", f"{__name__}:redis_store", stores.GROUP)
+    assert project["entry-points"][engines.GROUP] == engines.BUILT_IN
+    theirs = EntryPoint("redis", f"{__name__}:redis_store", engines.GROUP)
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or type(sys)(__name__))
     monkeypatch.setattr(sys.modules[__name__], "redis_store", lambda *given: given, raising=False)
-    monkeypatch.setattr(stores, "entry_points", lambda group: [theirs])
-    stores._others.cache_clear()
+    monkeypatch.setattr(engines, "entry_points", lambda group: [theirs])
+    engines._others.cache_clear()
     try:
         assert is_store_uri("redis:x")
         assert open_store("redis:x", GROUPS) == ("redis:x", GROUPS, None, False)
     finally:
-        stores._others.cache_clear()
+        engines._others.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -542,3 +478,183 @@ def test_missing_parts_are_named(missing: str, extra: str, uri: str, monkeypatch
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'bier-ml\[{extra}\]'"):
         open_store(uri, GROUPS)
+
+
+# What is not ours
+
+
+def run_bier(*arguments: object) -> tuple[int, str]:
+    """(exit code, standard error) of a command."""
+    command = [sys.executable, "-m", "bier", *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stderr
+
+
+@pytest.fixture
+def vectors_file(tmp_path: Path) -> Path:
+    """What `bier index V --store` takes: embeddings with ids."""
+    file = tmp_path / "vectors.safetensors"
+    save_file({"vectors": VECTORS}, file)
+    known = {"paths": IDS, "labels": LABELS, "groups": GROUPS, "model": MODEL["model"]}
+    file.with_suffix(".json").write_text(json.dumps(known))
+    return file
+
+
+def test_a_table_of_others_is_refused_and_stays(postgres_server: Any, vectors_file: Path) -> None:
+    """Also a view, an index or a sequence of that name."""
+    server = postgres_server.uri
+    with closing(importlib.import_module("psycopg").connect(server, autocommit=True)) as connection:
+        connection.execute("CREATE TABLE customers (id bigint PRIMARY KEY, name text)")
+        connection.execute("INSERT INTO customers SELECT n, 'name ' || n FROM generate_series(1, 1000) AS n")
+        connection.execute('COMMENT ON TABLE customers IS \'{"owner": "sales"}\'')
+        connection.execute("CREATE VIEW view_of_customers AS SELECT * FROM customers")
+        tables = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'v', 'i') ORDER BY 1"
+        before = connection.execute(tables).fetchall()
+        for name in ("customers", "view_of_customers", "customers_pkey"):
+            for options in ([], ["--rebuild"]):
+                code, told = run_bier("index", vectors_file, "--store", f"{server}#{name}", *options)
+                assert (code, f"Something else has the name '{name}'" in told) == (2, True), told
+            with pytest.raises(SearchError, match="Something else has the name"):
+                open_store(f"{server}#{name}")
+        assert connection.execute("SELECT count(*) FROM customers").fetchone() == (1000,)
+        assert connection.execute(tables).fetchall() == before  # no record either
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "milvus"])
+def test_a_collection_of_others_is_refused_and_stays(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, vectors_file: Path
+) -> None:
+    uri = address(kind, request, tmp_path)
+    with closing(open_store(uri, GROUPS)) as store:
+        if isinstance(store, qdrant.QdrantStore):
+            store._client.create_collection("theirs", vectors_config={})
+            store._client.create_collection("noted", vectors_config={}, metadata={"bier": '{"groups": [8]}'})
+        else:
+            assert isinstance(store, milvus.MilvusStore)
+            for name in ("theirs", "noted"):
+                store._client.create_collection(name, dimension=4)
+    for name in ("theirs", "noted"):
+        for options in ([], ["--rebuild"]):
+            code, told = run_bier("index", vectors_file, "--store", f"{uri}#{name}", *options)
+            assert (code, f"Something else has the name '{name}'" in told) == (2, True), told
+    assert run_bier("index", vectors_file, "--store", f"{uri}#ours")[0] == 0
+    with closing(open_store(f"{uri}#ours")) as store:
+        client = store._client  # type: ignore[attr-defined]
+        names = (
+            client.list_collections()
+            if kind == "milvus"
+            else [one.name for one in client.get_collections().collections]
+        )
+        assert sorted(names) == ["noted", "ours", "theirs"]
+
+
+def test_files_of_others_inside_a_local_store_stay(tmp_path: Path, vectors_file: Path) -> None:
+    """Qdrant's local mode and Milvus Lite delete a collection's folder with all that is in it."""
+    for module in ("qdrant_client", "milvus_lite"):
+        pytest.importorskip(module)
+    for uri, folder in ((f"qdrant:{tmp_path}/Q", "Q/collection"), (f"milvus:{tmp_path}/M.db", "M.db/collections")):
+        assert run_bier("index", vectors_file, "--store", f"{uri}#other")[0] == 0
+        mine = tmp_path / folder / "birds" / "mine.txt"
+        mine.parent.mkdir()
+        mine.write_text("mine")
+        for options in ([], ["--rebuild"], ["--rebuild"]):
+            code, told = run_bier("index", vectors_file, "--store", f"{uri}#birds", *options)
+            assert (code, "Something else has the name 'birds'" in told) == (2, True), told
+        assert mine.read_text() == "mine"
+    note = tmp_path / "Q/collection/other/notes.txt"
+    note.write_text("mine")
+    code, told = run_bier("index", vectors_file, "--store", f"qdrant:{tmp_path}/Q#other", "--rebuild")
+    assert (code, "It has 'notes.txt' too" in told, note.read_text()) == (2, True, "mine")
+
+
+@pytest.mark.parametrize("uri", ["qdrant:photos", "milvus:photos.db"])
+def test_a_folder_of_others_is_no_local_store(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("qdrant_client", "milvus_lite"):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    folder = Path(uri.partition(":")[2])
+    with pytest.raises(SearchError, match="has no collection 'bier'"):
+        open_store(uri)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "1.jpg").write_bytes(b"a picture")
+    with pytest.raises(SearchError, match="must be a new or empty folder, or an earlier one"):
+        open_store(uri, GROUPS)
+    assert [file.name for file in folder.iterdir()] == ["1.jpg"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "x", '{"collections": {"b": 3}, "aliases": {}}', '{"collections": []}'])
+def test_a_foreign_meta_json_is_one_line(text: str, tmp_path: Path) -> None:
+    pytest.importorskip("qdrant_client")
+    (tmp_path / "meta.json").write_text(text)
+    with pytest.raises(SearchError, match=r"Its meta\.json is another file, or damaged"):
+        open_store(f"qdrant:{tmp_path}", GROUPS)
+    assert (tmp_path / "meta.json").read_text() == text
+
+
+@pytest.mark.parametrize("name", ["../../photos", "a b", 'a"b', "x" * 41, "1st", "birds.x"])
+def test_names_of_collections(name: str, uri: str) -> None:
+    with pytest.raises(SearchError, match="must be up to 40 letters, digits and underscores"):
+        open_store(f"{uri.partition('#')[0]}#{name}", GROUPS)
+
+
+def test_no_name_is_reserved(uri: str) -> None:
+    """The record lies with its collection: no other name can hide it, and no load of another model passes it."""
+    base = uri.partition("#")[0]
+    names = ["birds", "birds_about", "birds_label", "bier_stores"]
+    for number, name in enumerate(names):
+        with closing(open_store(f"{base}#{name}", GROUPS, {"model": {"fingerprint": name}}, rebuild=True)) as store:
+            store.add(VECTORS[number : number + 1], IDS[number : number + 1])
+            store.optimize()
+    for number, name in enumerate(names):
+        with closing(open_store(f"{base}#{name}", GROUPS, {"model": {"fingerprint": name}})) as store:
+            assert store.ids == [IDS[number]]
+        with pytest.raises(SearchError, match="another model's"):
+            open_store(f"{base}#{name}", GROUPS, {"model": {"fingerprint": "another"}})
+
+
+def test_a_load_that_is_refused_leaves_nothing_behind(uri: str) -> None:
+    """Nothing is written before the first rows are."""
+    with closing(open_store(uri, GROUPS, {"model": {"fingerprint": "a"}})) as store:
+        assert (len(store), store.ids) == (0, [])
+        with pytest.raises(SearchError, match="Got both"):
+            store.add(VECTORS[:2], [1, "x"])
+    with pytest.raises(SearchError, match="has no collection"):
+        open_store(uri)
+    with closing(open_store(uri, GROUPS, {"model": {"fingerprint": "b"}})) as store:
+        store.add(VECTORS[:2], IDS[:2])
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+def test_another_client_that_was_faster_with_another_model(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    uri = address(kind, request, tmp_path)
+    with closing(open_store(uri, GROUPS, MODEL)) as slow:
+        with closing(open_store(uri, GROUPS, {"model": {"fingerprint": "def"}})) as fast:
+            fast.add(VECTORS[:2], IDS[:2])
+        with pytest.raises(SearchError, match="another model's"):
+            slow.add(VECTORS, IDS)
+        with closing(open_store(uri, GROUPS, MODEL, rebuild=True)) as third:
+            third.add(VECTORS, IDS)
+        slow.add(VECTORS[:1], ["new"])
+        assert len(slow) == COUNT + 1
+
+
+def test_what_no_engine_can_store_is_one_line(uri: str) -> None:
+    with closing(open_store(uri, GROUPS)) as store:
+        store.add(VECTORS[:1], ["a"], metadata=[{"list": [1, {"a": None}], "large": np.int64(2**53)}])
+        for name in ("\ud800", "a\0b", 2**64, -(2**63) - 1):
+            with pytest.raises(SearchError, match="'ids' parameter"):
+                store.add(VECTORS[:1], [name])
+            assert store.known([name]) == []
+        for label in ("\ud800", "a\0b"):
+            with pytest.raises(SearchError, match="must be JSON"):
+                store.add(VECTORS[:1], ["b"], labels=[label])
+            assert store.search(QUERIES, where={"label": label}).ids.size == 0
+        for value in ({1, 2}, float("nan"), b"bytes", "\ud800", {"a": "\0"}, object()):
+            with pytest.raises(SearchError, match="must be JSON"):
+                store.add(VECTORS[:1], ["b"], metadata=[{"key": value}])
+        assert store.ids == ["a"]
+        assert store.entries(["a"]) == [Entry("a", None, {"list": [1, {"a": None}], "large": 2**53})]
