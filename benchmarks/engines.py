@@ -33,7 +33,7 @@ from bier.memory import reuse_memory
 from bier.models.backbone import Backbone, autocast, folded
 from bier.models.backbones import build_backbone
 from bier.models.backends import compiled, onnx_graph
-from bier.models.inference import pixel_batches
+from bier.models.embed import pixel_batches
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 BATCH, CALIBRATION, TIMED, CPU = 64, 128, 4, torch.device("cpu")

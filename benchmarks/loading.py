@@ -96,7 +96,7 @@ def compare(title: str, root: Path, options: argparse.Namespace, goals: dict[str
     settings = {"crop": CROP, "augment": "paper"}
     plain = ImageDataset(files, SIZE, **settings)
     start = clock()
-    cached = ImageDataset(files, SIZE, cache=root.with_name(root.name + "-cache"), **settings)
+    cached = ImageDataset(files, SIZE, **settings).cached(root.with_name(root.name + "-cache"))
     build = clock() - start
     contenders: dict[str, tuple[Callable[[int], object], int]] = {
         "torchvision": (lambda _: torchvision_batches(root, workers, v2.RandomCrop(CROP), 0.5), 1),

@@ -126,7 +126,7 @@ def test_an_interrupted_pass_goes_on(cli: Cli, interrupted: Cli, place: Path, mo
     whole, encoded = Model.embed_raw, []
 
     def embed_raw(self: Model, images: ImageDataset, *arguments: Any, **options: Any) -> Any:
-        encoded.extend(images.kept.tolist())
+        encoded.extend(images.indices)
         return whole(self, images, *arguments, **options)
 
     with monkeypatch.context() as patch:

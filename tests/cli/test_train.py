@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from bier.config import Config
 from bier.training import TrainingResult, resolve
 from bier.training.plan import Plan
 from bier.training.run_folder import complete, read_metrics
-from bier.training.setup import Scores
+from bier.training.setup import Scores, load_data
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 Cli = Callable[..., tuple[int, str, str]]
@@ -158,6 +159,21 @@ def test_a_broken_picture_is_named_and_can_be_skipped(cli: Cli, pictures: Path, 
     _, _, said = cli("evaluate", tmp_path / "run", "--no-report", "--no-untrained")
     in_test = [line for line in said.splitlines() if line.startswith("skipped: ")]
     assert len({*in_training, *in_test}) == 4
+
+
+def test_where_no_image_can_be_read(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    """One line, also where it is all of the validation, or all that the time would be measured on."""
+    root = tmp_path / "photos"
+    options = ["--data", "folder", "--root", root, "--skip-broken", "--out", tmp_path / "run"]
+    for name in range(8):
+        shutil.copytree(pictures / f"class {name}", root / f"{name}")
+    dataset = load_data(resolve("a-bier", "folder", {"data.root": str(root)}))
+    for name, more in (("validation", ()), ("train", ("--minutes", "1"))):
+        for image in dataset[name].images:
+            Path(image).write_bytes(b"no picture")
+        code, out, said = cli("train", *options, *more)
+        assert (code, out) == (2, "")
+        assert "images of 'folder' can be read" in said.splitlines()[-1]
 
 
 VALIDATED = [*SMALL[:4], "--set", "data.validation=0.4", *SMALL[6:], "--set", "train.validate_every=2"]

@@ -48,13 +48,13 @@ class Count:
 
 def opened(paths: list[Path], tmp_path: Path, **options: object) -> tuple[ImageDataset, int]:
     count = Count()
-    images = ImageDataset(paths, SIZE, cache=tmp_path / "cache", workers=0, progress=count, **options)
+    images = ImageDataset(paths, SIZE, workers=0, **options).cached(tmp_path / "cache", count)
     assert count.done == count.total
     return images, count.total
 
 
 def assert_right(images: ImageDataset, paths: list[Path]) -> None:
-    for index in images.kept.tolist():
+    for index in range(len(paths)):
         np.testing.assert_array_equal(images.prepared(index), read_prepared(paths[index], SIZE))
 
 
@@ -102,7 +102,7 @@ def build_and_die(paths: list[Path], folder: Path) -> None:
         if done >= 64:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    ImageDataset(paths, SIZE, cache=folder, workers=0, progress=die)
+    ImageDataset(paths, SIZE, workers=0).cached(folder, die)
 
 
 def test_a_killed_build_goes_on(paths: list[Path], tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_reader_does_not_see_rows_of_a_later_build(paths: list[Path], tmp_path
 def build_and_report(paths: list[Path], folder: Path, gate: object, reports: object) -> None:
     count = Count()
     gate.wait()
-    images = ImageDataset(paths, SIZE, cache=folder, workers=0, progress=count)
+    images = ImageDataset(paths, SIZE, workers=0).cached(folder, count)
     right = all(np.array_equal(images.prepared(i), read_prepared(path, SIZE)) for i, path in enumerate(paths))
     reports.put((right, count.total))
 
@@ -192,17 +192,11 @@ def test_broken_files(paths: list[Path], tmp_path: Path) -> None:
     paths[90].unlink()
     with pytest.raises(DataError, match=r"40\.png: the file is empty"):
         opened(paths, tmp_path)
-    images, _ = opened(paths, tmp_path, skip_broken=True)
-    assert [(number, Path(path).name) for number, path, _ in images.broken] == [(40, "40.png"), (90, "90.png")]
-    assert images.kept.tolist() == [i for i in range(COUNT) if i not in (40, 90)]
-    assert_right(images, paths)
-    with pytest.raises(DataError, match=r"40\.png"):
-        images.prepared(40)
     write(paths[40], 1)
-    again, read = opened(paths, tmp_path, skip_broken=True)
-    assert read == 2
-    assert [broken.number for broken in again.broken] == [90]
-    assert_right(again, paths)
+    write(paths[90], 2)
+    images, read = opened(paths, tmp_path)
+    assert read < COUNT  # the chunk before it was kept
+    assert_right(images, paths)
 
 
 def test_a_small_disk(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +222,10 @@ def test_a_cache_that_is_no_folder(paths: list[Path], tmp_path: Path) -> None:
 
 def test_pictures_in_memory(paths: list[Path], tmp_path: Path) -> None:
     pixels = np.zeros((3, SIZE, SIZE, 3), np.uint8)
-    assert len(ImageDataset(pixels, SIZE, cache=tmp_path / "cache")) == 3
+    assert len(ImageDataset(pixels, SIZE).cached(tmp_path / "cache")) == 3
     assert not (tmp_path / "cache").exists()
     with pytest.raises(ConfigError, match="some are in memory"):
-        ImageDataset([paths[0], pixels[0]], SIZE, cache=tmp_path / "cache")
+        ImageDataset([paths[0], pixels[0]], SIZE).cached(tmp_path / "cache")
 
 
 def test_a_pickled_cache_carries_no_pixels(paths: list[Path], tmp_path: Path) -> None:
@@ -242,6 +236,6 @@ def test_a_pickled_cache_carries_no_pixels(paths: list[Path], tmp_path: Path) ->
 
 
 def test_workers_build_the_same_cache(paths: list[Path], tmp_path: Path) -> None:
-    images = ImageDataset(paths, SIZE, cache=tmp_path / "other", workers=2)
+    images = ImageDataset(paths, SIZE, workers=2).cached(tmp_path / "other")
     assert_right(images, paths)
     assert opened(paths, tmp_path)[0].best_workers == 0

@@ -12,7 +12,16 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from bier.errors import ConfigError, DataError
-from bier.images import AUGMENTATIONS, ImageDataset, augment, default_workers, in_order, load_batches, read_prepared
+from bier.images import (
+    AUGMENTATIONS,
+    ImageDataset,
+    augment,
+    default_workers,
+    find_broken,
+    in_order,
+    load_batches,
+    read_prepared,
+)
 
 SIZE, CROP = 40, 32
 
@@ -72,19 +81,18 @@ def test_the_dataset_and_its_indices_go_into_a_plain_data_loader(paths: list[Pat
 
 
 def test_a_view_reads_nothing_again(paths: list[Path]) -> None:
-    dataset = ImageDataset(paths[:4], SIZE, skip_broken=True)
+    dataset = ImageDataset(paths[:4], SIZE)
     view = dataset.view(8, "paper", [0, 1, 2, 3])
     pixels, label = view[2, 9]
     assert (tuple(pixels.shape), label) == ((3, 8, 8), 2)
     assert dataset[2].shape == (3, SIZE, SIZE)
-    assert view.kept is dataset.kept
 
 
 def test_workers_by_default(paths: list[Path], tmp_path: Path) -> None:
     assert ImageDataset(paths, SIZE).best_workers == default_workers()
     assert ImageDataset(paths, SIZE, workers=1).best_workers == 1
     assert ImageDataset(paths[:10], SIZE).best_workers == 0
-    assert ImageDataset(paths, SIZE, cache=tmp_path).best_workers == 0
+    assert ImageDataset(paths, SIZE).cached(tmp_path).best_workers == 0
     assert ImageDataset(np.zeros((99, 8, 8, 3), np.uint8), 8).best_workers == 0
 
 
@@ -129,7 +137,6 @@ def test_a_broken_file_is_one_clean_line(paths: list[Path], tmp_path: Path, work
     broken = tmp_path / os.fsdecode(b"d\xe9funt.jpg")
     broken.write_bytes(paths[0].read_bytes()[:300])
     source = ImageDataset([*paths[:8], broken], SIZE)
-    assert source.kept.tolist() == list(range(9))
     batches = source.batches(in_order(9, 3), workers)
     next(batches)
     next(batches)
@@ -142,19 +149,42 @@ def test_a_broken_file_is_one_clean_line(paths: list[Path], tmp_path: Path, work
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_broken_files_are_skipped_on_request(paths: list[Path], tmp_path: Path, workers: int) -> None:
+def test_broken_files_are_found(
+    paths: list[Path], tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     empty = tmp_path / "empty.png"
     empty.touch()
     files = [*paths[:40], empty, *paths[40:], tmp_path / "gone.png"]
-    seen = []
-    source = ImageDataset(files, SIZE, skip_broken=True, workers=workers, progress=lambda *step: seen.append(step))
-    assert [(number, Path(path).name) for number, path, _ in source.broken] == [(40, "empty.png"), (71, "gone.png")]
-    assert "empty" in source.broken[0].reason
-    assert source.kept.dtype == np.int64
-    assert source.kept.tolist() == [*range(40), *range(41, 71)]
-    assert len(source) == 72
+    monkeypatch.setattr("bier.images.dataset._readable", set())
+    seen: list[tuple[int, int]] = []
+    broken = find_broken(files, None, workers, lambda *step: seen.append(step), tmp_path / "cache")
+    assert [(number, Path(path).name) for number, path, _ in broken] == [(40, "empty.png"), (71, "gone.png")]
+    assert "empty" in broken[0].reason
     assert seen[-1] == (72, 72)
-    assert sum(len(indices) for _, indices in source.batches(in_order(source.kept, 16), workers=0)) == 70
+
+
+def test_each_file_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its stamp: in this process, and with a folder to remember in, in the next one too. A box that misses is not
+    what was checked before."""
+    paths = [tmp_path / f"{number}.png" for number in range(9)]
+    for path in paths:
+        Image.new("RGB", (30, 20)).save(path)
+    seen: list[tuple[int, int]] = []
+
+    def checked(boxes: object = None) -> list[int]:
+        seen.clear()
+        found = find_broken(paths, boxes, 0, lambda *step: seen.append(step), tmp_path / "cache")
+        return [image.number for image in found]
+
+    assert (checked(), len(seen)) == ([], len(paths))
+    assert (checked(), len(seen)) == ([], 0)
+    monkeypatch.setattr("bier.images.dataset._readable", set())  # the next process
+    assert (checked(), len(seen)) == ([], 0)
+    paths[3].write_bytes(b"no picture")
+    assert (checked(), len(seen)) == ([3], 1)
+    boxes = np.full((len(paths), 4), np.nan)
+    boxes[5] = (900, 900, 950, 950)
+    assert (checked(boxes), len(seen)) == ([3, 5], 2)
 
 
 def test_in_order() -> None:
@@ -171,9 +201,9 @@ def test_a_source_can_be_sent_to_another_process(paths: list[Path]) -> None:
 
 
 def test_no_images_at_all() -> None:
-    source = ImageDataset([], SIZE, skip_broken=True)
+    source = ImageDataset([], SIZE)
     assert len(source) == 0
-    assert source.kept.tolist() == []
+    assert find_broken([]) == []
     assert list(source.batches(in_order(0, 4))) == []
 
 

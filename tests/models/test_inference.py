@@ -12,7 +12,7 @@ from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import maps
 from bier.models.backbones import build_backbone
-from bier.models.inference import FeatureRows, device_of, inputs_in_order, run_network, to_array
+from bier.models.embed import FeatureRows, device_of, inputs_in_order, run_network, to_array
 from bier.models.maps import TrunkCache
 from bier.models.model import Model
 from bier.paper import runner
@@ -40,7 +40,7 @@ def pixels() -> np.ndarray:
 def test_inputs_go_to_the_device_of_the_network(pixels: np.ndarray) -> None:
     network, dataset = Elsewhere(), ImageDataset(pixels, 48)
     done: list[tuple[int, int]] = []
-    batches = inputs_in_order(dataset, dataset.kept, 4)
+    batches = inputs_in_order(dataset, 4)
     outputs = run_network(network, batches, device_of(network), progress=lambda *step: done.append(step), total=10)
     assert to_array(outputs).shape == (10, 4)
     assert network.devices == ["meta"] * 3
@@ -56,7 +56,7 @@ def test_maps_and_stagewise_features_are_computed_where_the_model_is(
             return torch.ones(len(inputs), 2, 3, 3)
 
     trunk = Trunk()
-    monkeypatch.setattr(maps, "_fingerprint", lambda *_: "weights on the meta device cannot be read")
+    monkeypatch.setattr(maps, "fingerprint_of", lambda *_, **__: "weights on the meta device cannot be read")
     TrunkCache(trunk, ImageDataset(pixels, 48), tmp_path / "maps", crop=48, views=1)
     assert set(trunk.devices) == {"meta"}
 
@@ -75,7 +75,7 @@ def test_outputs_come_in_order_without_gradients() -> None:
     rows = np.arange(20, dtype=np.float32).reshape(10, 2)
     layer = nn.Linear(2, 2)
     inputs = FeatureRows(rows)
-    outputs = list(run_network(layer, inputs_in_order(inputs, np.array([3, 1, 2]), 2), torch.device("cpu")))
+    outputs = list(run_network(layer, inputs_in_order(inputs, 2, np.array([3, 1, 2])), torch.device("cpu")))
     assert not any(output.requires_grad for output in outputs)
     np.testing.assert_allclose(to_array(outputs), layer(torch.from_numpy(rows[[3, 1, 2]])).detach().numpy(), rtol=1e-6)
     assert to_array([], 7).shape == (0, 7)

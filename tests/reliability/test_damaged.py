@@ -224,7 +224,7 @@ def test_prepared_pixels_are_read_again(tally: Any, how_many: HowMany, tmp_path:
         Image.fromarray(noise).save(path)
 
     def answer() -> bytes:
-        dataset = ImageDataset(paths, 8, cache=tmp_path / "cache", workers=0)
+        dataset = ImageDataset(paths, 8, workers=0).cached(tmp_path / "cache")
         return digest(*(dataset.prepared(number) for number in range(4)))
 
     answer()
@@ -292,11 +292,11 @@ def test_configs_of_runs(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
 def test_a_cache_of_an_earlier_version_gets_its_sums(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
-    first = ImageDataset([path], 8, cache=tmp_path / "cache", workers=0).prepared(0)
+    first = ImageDataset([path], 8, workers=0).cached(tmp_path / "cache").prepared(0)
     (sums,) = (tmp_path / "cache").rglob("sums")
     kept = sums.read_bytes()
     sums.unlink()
-    again = ImageDataset([path], 8, cache=tmp_path / "cache", workers=0)
+    again = ImageDataset([path], 8, workers=0).cached(tmp_path / "cache")
     np.testing.assert_array_equal(again.prepared(0), first)
     assert sums.read_bytes() == kept
 

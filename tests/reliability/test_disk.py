@@ -422,7 +422,7 @@ for kilobytes in sys.argv[3:]:
     child = os.fork()
     if not child:
         try:
-            ImageDataset(sorted(Path(sys.argv[1]).rglob("*.png")), 48, cache=disk / kilobytes, workers=0)
+            ImageDataset(sorted(Path(sys.argv[1]).rglob("*.png")), 48, workers=0).cached(disk / kilobytes)
         except DataError as error:
             os._exit(2 if str(error).count(chr(10)) == 0 else 3)
         os._exit(0)

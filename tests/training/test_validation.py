@@ -166,5 +166,5 @@ def test_distractors_of_pictures(pictures: Path, tmp_path: Path) -> None:
     setup = build(resolve("a-bier", "folder", settings), tmp_path / "run", lambda *_: None)
     validation = setup.validation
     assert validation is not None
-    assert (validation.count, validation.distractors, len(validation.inputs.kept)) == (16, 16, 32)
+    assert (validation.count, validation.distractors, len(validation.inputs)) == (16, 16, 32)
     assert 0 <= validation.measure(setup.objective).recall <= 100

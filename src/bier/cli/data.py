@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bier.evaluate.audit import Audit
     from bier.images import Broken
 
-CHECKED_SIZE = 64  # pixels: small enough that a JPEG is decoded quickly, and all of it is still read
 LISTED = 50  # images that cannot be read
 Counts = Mapping[str, Mapping[str, int]]
 RANKED = {  # by protocol
@@ -272,13 +271,13 @@ def _missing(dataset: "Dataset") -> "list[Broken]":
 
 def _unreadable(dataset: "Dataset", progress: "Callable[[str, int, int], None]") -> "list[Broken]":
     """The images that cannot be read, or that their box misses."""
-    from bier.images import ImageDataset
+    from bier.images import find_broken
 
     broken: list[Broken] = []
     for name, part in dataset.parts.items():
         if isinstance(part.images, tuple):
             follow = partial(progress, f"reading the images of '{name}'")
-            broken += ImageDataset(part.images, CHECKED_SIZE, part.boxes, skip_broken=True, progress=follow).broken
+            broken += find_broken(part.images, part.boxes, progress=follow)
     return broken
 
 

@@ -168,6 +168,7 @@ def _measure(
 ) -> dict[str, Any]:
     with progress_bar() as bar:
         from bier.data import load as load_data
+        from bier.data import readable
         from bier.data.records import ALL
         from bier.distributed import rank
         from bier.evaluate.dataset import assess, assess_classifier, data_settings
@@ -180,8 +181,11 @@ def _measure(
             part = ALL
         root = root or settings.root or None
         cache = cache or (Path(settings.cache) if settings.cache else None)
-        skip_broken = skip_broken or settings.skip_broken
-        options: dict[str, Any] = {"part": part, "cache": cache, "skip_broken": skip_broken}
+        options: dict[str, Any] = {"part": part, "cache": cache}
+        if skip_broken or settings.skip_broken:
+            measured = {None: ("test", "query", "gallery"), ALL: ()}.get(part, (part or "",))
+            with counted_step(bar, "reading images") as progress:
+                dataset = readable(dataset, measured, cache=cache, progress=progress)
         with counted_step(bar, f"embedding for {run}") as progress:
             if dataset.protocol == "accuracy" and isinstance(run, Path):
                 return assess_classifier(run, model, dataset, part or "test", progress)

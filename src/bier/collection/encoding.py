@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from torch.utils.data import Subset
 
 from bier import distributed, files
 from bier.data import Part
 from bier.errors import DataError, ModelError
-from bier.images import Broken, ImageDataset
+from bier.images import Broken
 from bier.models.backends import Backend, check_backend
+from bier.models.embed import inputs_for
 from bier.models.model import Model, Untrained, description_file, load
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.sources import Progress, Source, Stream
@@ -133,17 +135,22 @@ class ImageSource(ModelSource, Source):
         progress: Progress | None = None,
     ) -> None:
         super().__init__(run, part, batch_size=batch_size, workers=workers, skip_broken=skip_broken, backend=backend)
-        size, reading = self.model.backbone.resize, progress and partial(progress, "reading images")
-        self._prepared = ImageDataset(part.images, size, part.boxes, cache, skip_broken, workers, reading, shared=True)
-        self.skipped, self.part = list(self._prepared.broken), part.select(self._prepared.kept)
+        reading = progress and partial(progress, "reading images")
+        if skip_broken:
+            self.part, self.skipped = part.readable(cache=cache, workers=workers, progress=reading)
         if not len(self.part):
             raise no_image_readable(len(part))
-        self.ids = self._prepared.kept.tolist() if part.ids is None else self.part.ids or ()
+        if part.ids is None:  # images are known by their numbers among those that were given
+            broken = {image.number for image in self.skipped}
+            self.ids = [number for number in range(len(part)) if number not in broken]
+        else:
+            self.ids = self.part.ids or ()
+        self._inputs = inputs_for(self.part, self.model.backbone, cache=cache, workers=workers, progress=reading)
         self.labels = self.part.label_names()
 
     def raw(self, rows: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Floats:
         """The raw embeddings (n, d) of some rows."""
-        some = self._prepared.only(self._prepared.kept[list(rows)])
+        some = Subset(self._inputs, list(rows))  # type: ignore[arg-type]
         return self.model.embed_raw(some, self.batch_size, self.workers, progress, backend=self.backend)
 
     def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:

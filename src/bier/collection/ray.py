@@ -19,9 +19,11 @@ import numpy as np
 
 from bier import distributed
 from bier.collection.encoding import Block, ModelSource
+from bier.data.part import UNLABELLED, Part
 from bier.errors import BierError, DataError, needs
-from bier.images import Broken, ImageDataset
+from bier.images import Broken
 from bier.models.backends import Backend
+from bier.models.embed import inputs_for
 from bier.models.model import Model
 from bier.search.embeddings import SHARD
 from bier.search.store import Floats
@@ -56,10 +58,11 @@ class Encoder:
 
     def _encode(self, images: list[Path | str], boxes: Floats | None) -> tuple[Floats, list[tuple[int, str, str]], str]:
         try:
-            size = self.model.backbone.resize
-            some = ImageDataset(images, size, boxes, skip_broken=self.skip_broken, workers=self.workers)
-            raw = self.model.embed_raw(some, self.batch_size, self.workers, backend=self.backend)
-            return raw, [(one.number, one.path, one.reason) for one in some.broken], ""
+            part = Part(tuple(images), np.full(len(images), UNLABELLED), (), boxes)
+            part, broken = part.readable(workers=self.workers) if self.skip_broken else (part, [])
+            inputs = inputs_for(part, self.model.backbone, workers=self.workers)
+            raw = self.model.embed_raw(inputs, self.batch_size, self.workers, backend=self.backend)
+            return raw, [(image.number, image.path, image.reason) for image in broken], ""
         except DataError as error:  # as text: Ray would add the traceback of the actor
             return np.empty((0, 0), np.float32), [], str(error)
 

@@ -23,12 +23,23 @@ from bier.data.benchmarks import (
     Counts,
 )
 from bier.data.listing import list_images, read_features, read_folder, read_table
-from bier.data.records import Dataset, Part, held_out
+from bier.data.records import Dataset, Part, held_out, readable
 from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError, did_you_mean
 from bier.files import place_of
 
-__all__ = ["NAMES", "BalancedBatches", "Dataset", "Part", "check_name", "expected", "list_images", "load", "note"]
+__all__ = [
+    "NAMES",
+    "BalancedBatches",
+    "Dataset",
+    "Part",
+    "check_name",
+    "expected",
+    "list_images",
+    "load",
+    "note",
+    "readable",
+]
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "cub": CUB,

@@ -1,10 +1,10 @@
 """Data sets and their parts: images with labels, and how a part is divided into training and test."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from bier.config import DataConfig
 from bier.errors import ConfigError, DataError
 from bier.files import name_text
+
+if TYPE_CHECKING:
+    from bier.images import Broken
 
 
 class RandomStream:
@@ -114,6 +117,21 @@ class Part:
         metadata = None if self.metadata is None else tuple(self.metadata[i] for i in at)
         return replace(self, images=images, labels=self.labels[at], boxes=boxes, ids=ids, metadata=metadata)
 
+    def readable(
+        self,
+        *,
+        cache: str | Path | None = None,
+        workers: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "tuple[Part, list[Broken]]":
+        """The part without the images that cannot be read, and these; arguments as `bier.images.find_broken` has."""
+        from bier.images import find_broken
+
+        broken = find_broken(self.images, self.boxes, workers, progress, cache)
+        if not broken:
+            return self, broken
+        return self.select(np.delete(np.arange(len(self)), [image.number for image in broken])), broken
+
     def only_present(self) -> "Part":
         """The same images with the classes that have none taken out and the labels renumbered, order kept."""
         kept = np.unique(self.labels[self.labels >= 0])
@@ -128,6 +146,7 @@ class Dataset:
     parts: "train" and "test", or "train", "query" and "gallery" (which share their class numbers); "validation" too
         when it was asked for or belongs to the protocol.
     ks: the K of Recall@K. protocol: how test images are ranked. split: how the parts came about, as plain values.
+    broken: images that `readable` has left out.
     """
 
     name: str
@@ -135,6 +154,7 @@ class Dataset:
     ks: tuple[int, ...]
     protocol: Protocol = "self"
     split: Mapping[str, object] = field(default_factory=dict)
+    broken: "tuple[Broken, ...]" = ()
 
     def __getitem__(self, part: str) -> Part:
         """A part by its name; "all" stands for the images of all parts."""
@@ -153,6 +173,21 @@ class Dataset:
     def counts(self) -> dict[str, dict[str, int]]:
         """Images and classes of every part."""
         return {name: {"images": len(part), "classes": part.present} for name, part in self.parts.items()}
+
+
+def readable(dataset: Dataset, names: Sequence[str] = (), **options: Any) -> Dataset:
+    """The data set without the images that cannot be read, which it lists as `broken`. Classes stay as they are.
+
+    names: the parts to look at, by default all; the others stay as they are. options: as `Part.readable` has them.
+    """
+    parts, broken = dict(dataset.parts), list(dataset.broken)
+    for name in names or tuple(parts):
+        if name in parts:
+            parts[name], found = parts[name].readable(**options)
+            broken += found
+            if found and not len(parts[name]):
+                raise DataError(f"None of the {len(found)} {name} images of '{dataset.name}' can be read.")
+    return replace(dataset, parts=parts, broken=tuple(broken))
 
 
 def joined(parts: Sequence[Part]) -> Part:

@@ -25,10 +25,11 @@ from bier.errors import DataError
 from bier.evaluate.recall import nearest
 from bier.files import printable
 from bier.folders import own_folder
-from bier.images import ImageDataset, default_workers, open_image
+from bier.images import default_workers, open_image
 from bier.images.copies import COPY, SIDE, likeness, thumbnail
 from bier.images.dataset import run_in_threads
 from bier.images.decode import box_of
+from bier.models.embed import inputs_for
 from bier.models.model import Model
 
 AUDIT = "audit"  # the kind of the folder that is written
@@ -171,7 +172,7 @@ def audit_dataset(
     kept = part.select(inspection.readable)
     if not len(kept):
         raise DataError(f"At least one of the {len(part):,} images must be readable. Found none.")
-    images = ImageDataset(kept.images, model.backbone.resize, kept.boxes, cache, workers=workers)
+    images = inputs_for(kept, model.backbone, cache=cache, workers=workers)
     encoding = progress and partial(progress, "encoding images")
     vectors = model.encode(images, workers=workers, progress=encoding)
     return Audit(part, split, audit(vectors, part, split, inspection, progress))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Subset
 
 from bier import distributed, files
 from bier.config import Config, DataConfig
@@ -21,8 +22,8 @@ from bier.evaluate.verification import Gallery, kept_threshold, model_thresholds
 from bier.images import Broken, ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
-from bier.models.inference import inputs_in_order, run_network, to_array
-from bier.models.maps import TrunkCache
+from bier.models.embed import FeatureRows, Images, inputs_for, inputs_in_order, run_network, to_array
+from bier.models.maps import frozen_maps
 from bier.models.model import Model, Untrained, starting_point
 
 BATCH = 128
@@ -131,7 +132,6 @@ def assess(
     part: str | None = None,
     cache: Path | None = None,
     frozen_before: str = "",
-    skip_broken: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
     keep: Path | None = None,
@@ -145,7 +145,7 @@ def assess(
     keep: a folder where the embeddings of this model are kept; those of the same images are read from there.
     Under torchrun all processes call this; each embeds and compares its share, and all of them get the result.
     """
-    reader = _Reader(model, cache, skip_broken, workers, progress, frozen_before, keep)
+    reader = _Reader(model, cache, workers, progress, frozen_before, keep)
     kept, threshold = model.metadata.get("same"), kept_threshold(model.metadata)
     if part is None and dataset.protocol == "query-gallery":
         test, gallery = reader.read(dataset, "query"), reader.read(dataset, "gallery")
@@ -166,17 +166,18 @@ def assess(
         shared=True,
     )
     measured = Measured(dataset.name, name, len(np.unique(labels)), len(labels))
-    return Assessment(result, measured, test.image, None if gallery is None else gallery.image, reader.broken, kept)
+    return Assessment(
+        result, measured, test.image, None if gallery is None else gallery.image, list(dataset.broken), kept
+    )
 
 
-def find_same(
-    model: Model, dataset: Dataset, *, skip_broken: bool = False, workers: int | None = None
-) -> dict[str, Any] | None:
+def find_same(model: Model, dataset: Dataset, *, workers: int | None = None) -> dict[str, Any] | None:
     """The similarity from which two images count as the same, as `model_thresholds` describes it, to keep in a model.
 
     Queries are validation images (training images, where there is no validation part): whole classes, up to 1,000
     images. They are searched among each other and up to 1,000 others of both parts, drawn at random and counted for as
-    many as there are. None for a classifier, and where no two images share a class.
+    many as there are; those that cannot be read are left out. None for a classifier, and where no two images share a
+    class.
     """
     if dataset.protocol == "accuracy":
         return None
@@ -188,11 +189,9 @@ def find_same(
     drawn = [one.select(np.sort(generator.permutation(len(one))[: len(one) // weight])) for one in rest]
 
     def embedded(part: Part) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
+        part, _ = part.readable(workers=workers)
         names = np.array(part.classes)[part.labels]
-        if part.width is not None:
-            return model.embed_raw(part.images), names
-        source = ImageDataset(part.images, model.backbone.resize, part.boxes, None, skip_broken, workers)
-        return model.embed_raw(source), names[source.kept]
+        return model.embed_raw(inputs_for(part, model.backbone, workers=workers)), names
 
     found = [embedded(one) for one in drawn if len(one)]
     others = None
@@ -216,7 +215,6 @@ def assess_untrained(
     *,
     part: str | None = None,
     cache: Path | None = None,
-    skip_broken: bool = False,
     progress: Progress | None = None,
 ) -> StartingPoint | None:
     """Measure the backbone that a run started from, as `assess` measures the run. Its vectors are kept in the run.
@@ -230,9 +228,7 @@ def assess_untrained(
     model = starting_point(config.model, width, config.train.precision)
     if model is None or (width is not None) != (config.model.backbone == "features"):
         return None
-    found = assess(
-        model, dataset, part=part, cache=cache, skip_broken=skip_broken, progress=progress, keep=run / "untrained"
-    )
+    found = assess(model, dataset, part=part, cache=cache, progress=progress, keep=run / "untrained")
     return StartingPoint(config.model.backbone, found.result)
 
 
@@ -254,7 +250,7 @@ def assess_classifier(
         classifier.load_state_dict(weights)
     except (ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"The classifier {file} is damaged: {' '.join(str(error).split())[:300]}.") from error
-    embedded = _Reader(model, None, False, None, progress).read(dataset, part)
+    embedded = _Reader(model, None, None, progress).read(dataset, part)
     found = accuracies(classifier, torch.from_numpy(embedded.z), torch.from_numpy(embedded.labels))
     measured = Measured(dataset.name, part, len(np.unique(embedded.labels)), len(embedded.z))
     return {"accuracy": found, "images": len(embedded.z), "measured": measured.to_dict()}
@@ -274,39 +270,41 @@ class _Reader:
         self,
         model: Model,
         cache: Path | None,
-        skip_broken: bool,
         workers: int | None,
         progress: Progress | None,
         frozen_before: str = "",
         keep: Path | None = None,
     ) -> None:
-        self.model, self.cache, self.skip_broken = model, cache, skip_broken
+        self.model, self.cache = model, cache
         self.workers, self.progress, self.frozen_before, self.keep = workers, progress, frozen_before, keep
-        self.broken: list[Broken] = []
 
     def read(self, dataset: Dataset, name: str) -> _Embedded:
         part = dataset[name]
-        if part.width is not None:
-            return _Embedded(self.model.embed_raw(part.images, progress=self.progress), part.labels, None)
-        source = ImageDataset(
-            part.images, self.model.backbone.resize, part.boxes, self.cache, self.skip_broken, self.workers, shared=True
-        )
-        self.broken += source.broken
-        z = distributed.sharded(source.kept, lambda mine: self._embed(source.only(mine), f"{dataset.name}-{name}"))
-        return _Embedded(z, part.labels[source.kept], lambda row: source.prepared(int(source.kept[row])))
+        source = inputs_for(part, self.model.backbone, cache=self.cache, workers=self.workers)
+        if isinstance(source, FeatureRows):
+            return _Embedded(self.model.embed_raw(source, progress=self.progress), part.labels, None)
+        return _Embedded(self._embed(source), part.labels, source.prepared)
 
-    def _embed(self, source: ImageDataset, name: str) -> NDArray[np.float32]:
-        if self.keep is not None and distributed.world() == 1:
+    def _embed(self, source: ImageDataset) -> NDArray[np.float32]:
+        if distributed.world() > 1:
+            everything = np.arange(len(source))
+            return distributed.sharded(everything, lambda rows: self._embed_rows(Subset(source, rows.tolist())))
+        if self.keep is not None:
             return self._kept(source, self.keep)
-        if not self.frozen_before or self.cache is None or distributed.world() > 1:
-            return self.model.embed_raw(source, progress=self.progress)
-        crop, stage = self.model.backbone.crop, self.frozen_before
-        trunk, rest = self.model.backbone.split(stage)
-        folder = self.cache / f"maps-{name}-{stage}-{crop}"
-        maps = TrunkCache(trunk, source, folder, crop=crop, augment="none", views=1, progress=self.progress)
-        inputs = inputs_in_order(maps, source.kept, BATCH)
-        outputs = run_network(self.model.embedding_of(rest), inputs, self.model.device)
+        if not self.frozen_before or self.cache is None:
+            return self._embed_rows(source)
+        rest, maps = frozen_maps(
+            self.model.backbone, self.frozen_before, source, self.cache, progress=self._follow_maps
+        )
+        outputs = run_network(self.model.embedding_of(rest), inputs_in_order(maps, BATCH), self.model.device)
         return to_array(outputs, self.model.dimension)
+
+    def _embed_rows(self, images: Images) -> NDArray[np.float32]:
+        return self.model.embed_raw(images, progress=self.progress)
+
+    def _follow_maps(self, _: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(done, total)
 
     def _kept(self, source: ImageDataset, folder: Path) -> NDArray[np.float32]:
         """The embeddings in a file of this model and these images, which is written where there is none."""
@@ -315,7 +313,7 @@ class _Reader:
             z: NDArray[np.float32] = files.read_tensors(file, ["z"])[0]["z"]
             return z
         except (OSError, ValueError):
-            z = self.model.embed_raw(source, progress=self.progress)
+            z = self._embed_rows(source)
         with suppress(OSError):  # somebody else's run, or a full disk: the next evaluation computes them again
             folder.mkdir(exist_ok=True)
             files.write_tensors(file, {"z": z})
@@ -324,7 +322,7 @@ class _Reader:
     def _digest(self, source: ImageDataset) -> str:
         def about() -> Iterator[bytes]:
             seen = (self.model.backbone.name, self.model.backbone.crop, self.model.precision, source.size)
-            yield f"{seen} {source.kept.tolist()}".encode()
+            yield f"{seen}".encode()
             for tensor in self.model.state_dict().values():
                 yield tensor.detach().cpu().float().numpy().tobytes()
 

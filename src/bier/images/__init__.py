@@ -10,7 +10,7 @@ from bier.images.decode import MAX_PIXELS, Box, Source, open_image
 from bier.images.transforms import AUGMENTATIONS, augment, prepare, read_prepared
 
 if TYPE_CHECKING:
-    from bier.images.dataset import Broken, ImageDataset, default_workers, in_order, load_batches
+    from bier.images.dataset import Broken, ImageDataset, default_workers, find_broken, in_order, load_batches
 
 __all__ = [
     "AUGMENTATIONS",
@@ -22,6 +22,7 @@ __all__ = [
     "Source",
     "augment",
     "default_workers",
+    "find_broken",
     "in_order",
     "load_batches",
     "open_image",

@@ -5,7 +5,9 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -15,11 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
-from bier import distributed
+from bier import files
 from bier.errors import BierError, ConfigError, DataError
 from bier.files import printable
 from bier.images.cache import PixelCache
-from bier.images.decode import Source, box_of
+from bier.images.decode import Box, Source, box_of, open_image
 from bier.images.transforms import augment as augmented
 from bier.images.transforms import check_augmentation, read_prepared
 
@@ -30,7 +32,7 @@ Item = int | tuple[int, int]  # the index of an image, or (index, seed of its au
 
 MOST_WORKERS = 256
 _FEW = 64  # up to so many images, starting worker processes takes longer than they save
-_CHUNK = 32  # images in a batch while files are checked or the cache is built
+_CHUNK = 32  # images in a batch while the cache is filled
 
 
 def usable_cores() -> int:
@@ -65,29 +67,21 @@ class Broken(NamedTuple):
 
 
 class ImageDataset(Dataset[Any]):
-    """A torch Dataset of images as uint8 tensors (3, crop, crop).
+    """A torch Dataset of images as uint8 tensors (3, crop, crop). Files are opened when an item is read, not before.
 
     `dataset[index]` is the image without a random augmentation (seed 0), `dataset[index, seed]` the image that this
     seed draws; it depends on index and seed alone, never on the process or the order. `BalancedBatches` yields such
     pairs, so that both go into a plain `DataLoader(dataset, batch_sampler=sampler)`. With `labels` (N,) an item is the
-    pair (pixels, label). A list of items gives a whole batch, channels-last in memory.
+    pair (pixels, label). A list of items gives a whole batch, channels-last in memory. An image that cannot be read is
+    a DataError that names it; `find_broken` finds them all before.
 
     Args:
         images: paths, bytes of files, PIL images and arrays in a sequence, or one uint8 array (N, H, W, 3).
         size: images are prepared as squares (size, size, 3): scaled by the longer side and padded.
         boxes: (N, 4), x1, y1, x2, y2 of each image in pixels of the upright original, to which it is cropped before; a
             row of NaN stands for the whole picture.
-        cache: a folder for a memory-mapped cache of the prepared pixels. It is filled before the constructor returns,
-            and serves every later run on the same files; only files that have changed are read again. Images that
-            are in memory already need none and ignore it.
-        skip_broken: read every file once (the cache remembers which were good) and leave out those that are broken.
         workers: processes that read; None: several where files are decoded, none where pixels are cached or in memory.
-        progress: called with (done, total) while the cache is filled or files are checked.
         crop, augment: the side of the tensors, by default `size`, and how they are cut out of the square.
-        shared: all processes of the process group call this alike; where files are checked, each checks a share.
-
-    Indices always count the images as given. `.broken` lists the images that were left out, `.kept` the indices of the
-    others. Without `skip_broken`, `.kept` is every index, and reading a broken image is a DataError that names it.
     """
 
     def __init__(
@@ -95,15 +89,11 @@ class ImageDataset(Dataset[Any]):
         images: Sequence[Source] | NDArray[np.uint8],
         size: int,
         boxes: ArrayLike | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        skip_broken: bool = False,
         workers: int | None = None,
-        progress: Progress | None = None,
         *,
         crop: int | None = None,
         augment: str = "none",
         labels: ArrayLike | None = None,
-        shared: bool = False,
     ) -> None:
         if size < 1:
             raise ConfigError(f"The 'size' of prepared images must be a positive number of pixels. Got {size} instead.")
@@ -111,19 +101,8 @@ class ImageDataset(Dataset[Any]):
         self.size = size
         self.boxes = _checked_boxes(boxes, len(self.images))
         self.workers = check_workers(workers)
-        self._set_view(size if crop is None else crop, augment, labels)
-        self.broken: list[Broken] = []
-        paths = [image for image in self.images if isinstance(image, str | os.PathLike)] if self.on_disk else []
         self._cache: PixelCache | None = None
-        if cache is not None and paths:
-            if len(paths) < len(self.images):
-                raise ConfigError("The 'cache' of prepared images needs every image to be a file; some are in memory.")
-            self._cache = PixelCache(Path(cache), paths, self.boxes, size)
-            self._fill_cache(self._cache, skip_broken, progress)
-        elif skip_broken and not isinstance(self.images, np.ndarray):
-            self._check_all(progress, shared)
-        unreadable = [broken.number for broken in self.broken]
-        self.kept: NDArray[np.int64] = np.delete(np.arange(len(self.images), dtype=np.int64), unreadable)
+        self._set_view(size if crop is None else crop, augment, labels)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -165,11 +144,30 @@ class ImageDataset(Dataset[Any]):
         other._set_view(crop, augment, labels)
         return other
 
-    def only(self, kept: ArrayLike) -> Self:
-        """The same images with another `.kept`, without looking at them again: a share of the work."""
-        share = copy(self)
-        share.kept = np.asarray(kept, np.int64)
-        return share
+    def cached(self, folder: str | os.PathLike[str], progress: Progress | None = None) -> Self:
+        """The same images from a memory-mapped cache of their prepared pixels, which is filled first.
+
+        It serves every later run on the same files; only files that have changed are read again. Images in memory need
+        none. progress: called with (done, total) while files are read.
+        """
+        if not self.on_disk:
+            return self
+        paths = [image for image in self.images if isinstance(image, str | os.PathLike)]
+        if len(paths) < len(self.images):
+            raise ConfigError("The 'cache' of prepared images needs every image to be a file; some are in memory.")
+        cache = PixelCache(Path(folder), paths, self.boxes, self.size)
+        with cache.building() as stale:
+            chunks = list(BatchSampler(stale, _CHUNK, drop_last=False))
+            batches = load_batches(self.view(self.size), chunks, self._workers_for(len(stale)))
+            done = 0
+            for chunk, pixels in zip(chunks, batches, strict=True):
+                cache.store(dict(zip(chunk, pixels.permute(0, 2, 3, 1).numpy(), strict=True)))
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, len(stale))
+        other = copy(self)
+        other._cache = cache
+        return other
 
     @property
     def on_disk(self) -> bool:
@@ -194,75 +192,85 @@ class ImageDataset(Dataset[Any]):
                 f"The labels of images must be one number per image, {len(self)}. Got {self.labels.shape} instead."
             )
 
-    def _note_broken(self, index: int, reason: str) -> None:
-        image = self.images[index]
-        path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
-        self.broken.append(Broken(index, path, reason))
-
     def _workers_for(self, images: int) -> int:
         if self.workers is not None:
             return self.workers
         return 0 if images <= _FEW else default_workers()
 
-    def _check_all(self, progress: Progress | None, shared: bool) -> None:
-        mine = distributed.share(range(len(self)), shared)
-        for chunk, _, reasons in self._attempts(mine, keep_pixels=False, progress=progress):
-            for index, reason in zip(chunk, reasons, strict=True):
-                if reason:
-                    self._note_broken(index, reason)
-        self.broken = sorted(distributed.join_shares(self.broken, shared))
 
-    def _fill_cache(self, cache: PixelCache, skip_broken: bool, progress: Progress | None) -> None:
-        with cache.building() as stale:
-            self._cache = None  # workers read files
-            for chunk, pixels, reasons in self._attempts(stale, keep_pixels=True, progress=progress):
-                rows = zip(chunk, pixels.numpy(), reasons, strict=True)
-                cache.store({index: row for index, row, reason in rows if not reason})
-                for index, reason in zip(chunk, reasons, strict=True):
-                    if reason and not skip_broken:
-                        raise DataError(reason)
-                    if reason:
-                        self._note_broken(index, reason)
-            self._cache = cache
+def find_broken(
+    images: Sequence[Source] | NDArray[Any],
+    boxes: ArrayLike | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    remember: str | os.PathLike[str] | None = None,
+) -> list[Broken]:
+    """The images that cannot be read, or that their box misses.
 
-    def _attempts(
-        self, indices: Sequence[int], keep_pixels: bool, progress: Progress | None
-    ) -> Iterator[tuple[list[int], Tensor, list[str]]]:
-        """(indices, pixels, why each cannot be read or "") of one chunk after the other."""
-        chunks = list(BatchSampler(indices, _CHUNK, drop_last=False))
-        batches = load_batches(_Attempts(self, keep_pixels), chunks, self._workers_for(len(indices)))
-        done = 0
-        for chunk, (pixels, reasons) in zip(chunks, batches, strict=True):
-            yield chunk, pixels, reasons
-            done += len(chunk)
-            if progress is not None:
-                progress(done, len(indices))
+    Every file is read once, whole but at a small size. One that was good is not read again in this process as long as
+    its stamp stays, and with `remember`, a folder, not in later ones either.
+    """
+    if isinstance(images, np.ndarray):
+        return []
+    rows = _checked_boxes(boxes, len(images))
+    record = None if remember is None else Path(remember) / "readable"
+    good = _readable | _read_record(record)
+    marks = [_mark(image, box_of(rows, index)) for index, image in enumerate(images)]
+    unknown = [index for index, mark in enumerate(marks) if mark not in good]
+
+    def read(index: int) -> str:
+        try:
+            open_image(images[index], at_least=_CHECKED_SIZE, box=box_of(rows, index))
+        except DataError as error:
+            return str(error)
+        return ""
+
+    chosen = check_workers(workers)
+    if chosen is None:
+        chosen = 0 if len(unknown) <= _FEW else default_workers()
+    broken: list[Broken] = []
+    for done, (index, reason) in enumerate(zip(unknown, run_in_threads(read, unknown, chosen), strict=True), 1):
+        if reason:
+            image = images[index]
+            path = printable(image) if isinstance(image, str | os.PathLike) else f"image {index}"
+            broken.append(Broken(index, path, reason))
+        elif mark := marks[index]:
+            good.add(mark)
+        if progress is not None:
+            progress(done, len(unknown))
+    _readable.update(good)
+    if record is not None and unknown:
+        with suppress(OSError):  # a full disk: the next start reads them again
+            record.parent.mkdir(parents=True, exist_ok=True)
+            files.write(record, b"".join(sorted(good)))
+    return broken
 
 
-class _Attempts(Dataset[Any]):
-    """Prepared images with the reason why one cannot be read, which is empty for those that can."""
+_CHECKED_SIZE = 64  # pixels: small enough that a JPEG is decoded quickly, and all of it is still read
+_MARK = 8  # bytes
+_readable: set[bytes] = set()  # marks of the files that this process has read
 
-    def __init__(self, images: ImageDataset, keep_pixels: bool) -> None:
-        self.images, self.keep_pixels = images, keep_pixels
 
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor, list[str]]:
-        size, reasons = self.images.size, [""] * len(indices)
-        pixels = np.zeros((len(indices), size, size, 3) if self.keep_pixels else 0, np.uint8)
-        for row, index in enumerate(indices):
-            try:
-                prepared = self.images.prepared(index)
-            except DataError as error:
-                reasons[row] = str(error)
-                continue
-            if self.keep_pixels:
-                pixels[row] = prepared
-        return torch.from_numpy(pixels), reasons
+def _mark(image: Source, box: Box | None) -> bytes:
+    """A digest of a file's path, stamp and box; empty for what is no file of this machine."""
+    stamp = files.stamp(image) if isinstance(image, str | os.PathLike) else (0, 0)
+    if stamp == (0, 0) or not isinstance(image, str | os.PathLike):
+        return b""
+    return blake2b(os.fsencode(os.path.abspath(image)) + f"{stamp} {box}".encode(), digest_size=_MARK).digest()  # noqa: PTH100 - speed
+
+
+def _read_record(record: Path | None) -> set[bytes]:
+    try:
+        data = b"" if record is None else record.read_bytes()
+    except OSError:
+        return set()
+    return {data[start : start + _MARK] for start in range(0, len(data) - _MARK + 1, _MARK)}
 
 
 def in_order(images: int | ArrayLike, batch_size: int) -> BatchSampler:
     """Batches of all images in order, seed 0, the last one as short as it must be.
 
-    `images` is how many there are, or their indices (such as `ImageDataset.kept`).
+    `images` is how many there are, or their indices.
     """
     if batch_size < 1:
         raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")

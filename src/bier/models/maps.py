@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,8 @@ from bier import files
 from bier.errors import ConfigError, ModelError
 from bier.images import ImageDataset
 from bier.images.dataset import Item
-from bier.models.inference import device_of, run_network
+from bier.models.backbone import Backbone, resolve_precision
+from bier.models.embed import device_of, run_network
 
 _VERSION = 1
 
@@ -58,20 +61,20 @@ class TrunkCache:
     ) -> None:
         if views < 1:
             raise ConfigError(f"The 'views' parameter must be at least 1. Got {views} instead.")
-        self.source, self.views, self.count, self.kept = source, views, len(source), source.kept
+        self.source, self.views, self.count = source, views, len(source)
         self._folder, self._batch_size = Path(folder), batch_size
         self._folder.mkdir(parents=True, exist_ok=True)
         self._state, self._has_sums = self._folder / "maps.json", True
         self._fingerprint = fingerprint_of(trunk, source, crop=crop, augment=augment, views=views, seed=seed)
         self.shape = _shape(trunk, crop)  # (H, W, C), channels last, or (tokens, C)
-        self._rows = rows = [view * self.count + int(index) for view in range(views) for index in source.kept]
+        self._rows = rows = range(views * self.count)
         with FileLock(self._folder / "lock"):  # of several processes one computes; the others wait, however long
             done = self._done()
             self._maps = self._mapped(fresh=done is None)
             self._sums = self._mapped_sums()
             if done and not self._has_sums:
                 self._add_sums(done)
-            missing = [rows[start : start + batch_size] for start in range(done or 0, len(rows), batch_size)]
+            missing = [list(rows[start : start + batch_size]) for start in range(done or 0, len(rows), batch_size)]
             if missing and progress is not None:
                 progress(done or 0, len(rows))
             if earlier is None:
@@ -81,6 +84,9 @@ class TrunkCache:
                 maps, trunk = earlier
                 batches = (maps.maps(*zip(*(divmod(row, self.count)[::-1] for row in b), strict=True)) for b in missing)
             self._fill(trunk.eval(), batches, done or 0, precision, progress)
+
+    def __len__(self) -> int:
+        return self.count
 
     def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of float32 maps (B, C, H, W), channels-last, or tokens (B, N, C), and int64 indices (B,), in order.
@@ -186,7 +192,7 @@ def _view_seed(seed: int, row: int) -> int:
     return (seed << 40) + row
 
 
-def is_complete(folder: Path, rows: int) -> bool:
+def _is_complete(folder: Path, rows: int) -> bool:
     """Whether a folder holds the maps of so many views."""
     try:
         return bool(json.loads((folder / "maps.json").read_bytes())["done"] == rows)
@@ -194,7 +200,7 @@ def is_complete(folder: Path, rows: int) -> bool:
         return False
 
 
-def gigabytes(trunk: nn.Module, crop: int, rows: int) -> float:
+def _gigabytes(trunk: nn.Module, crop: int, rows: int) -> float:
     """What the maps of so many views take on the disk."""
     return rows * int(np.prod(_shape(trunk, crop))) * 2 / 1e9
 
@@ -220,6 +226,42 @@ def fingerprint_of(trunk: nn.Module, source: ImageDataset, *, crop: int, augment
         for name, value in (*trunk.named_parameters(), *trunk.named_buffers()):
             yield f"{name}{tuple(value.shape)}{value.dtype}".encode()
             yield value.detach().float().cpu().numpy().tobytes()
-        yield f"{source.size} {len(source)} {source.kept.tolist()}".encode()
+        yield f"{source.size} {len(source)}".encode()
 
     return files.digest_of(source.images, source.boxes, about())
+
+
+def frozen_maps(
+    backbone: Backbone,
+    stage: str,
+    images: ImageDataset,
+    home: Path,
+    *,
+    views: int = 1,
+    seed: int = 0,
+    precision: str = "auto",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[nn.Module, TrunkCache]:
+    """What follows the frozen stages before `stage`, and their maps: those that are there, or computed.
+
+    They are computed from earlier maps where those are there, else from pixels. A folder in `home` is named after what
+    its maps depend on. progress: called with (what is computed, views done, views in all).
+    """
+    settings: dict[str, Any] = {"crop": images.crop, "augment": images.augment, "views": views, "seed": seed}
+
+    def folder(trunk: nn.Module) -> Path:
+        return home / f"trunk-{fingerprint_of(trunk, images, **settings)[:12]}"
+
+    rows = views * len(images)
+    trunk, rest = backbone.split(stage)
+    there, earlier = folder(trunk), None
+    if not _is_complete(there, rows) and resolve_precision(precision, device_of(trunk)) is torch.bfloat16:
+        for name in reversed(backbone.stages[1 : backbone.stages.index(stage)]):
+            first, following = backbone.split(name)
+            if _is_complete(before := folder(first), rows):
+                between = following.part(0, backbone.stages.index(stage) - backbone.stages.index(name))  # type: ignore[operator]
+                earlier = TrunkCache(first, images, before, **settings), between
+                break
+    title = f"maps of the frozen stages, {_gigabytes(trunk, images.crop, rows):.1f} GB"
+    follow = progress and partial(progress, title)
+    return rest, TrunkCache(trunk, images, there, **settings, precision=precision, earlier=earlier, progress=follow)

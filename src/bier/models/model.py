@@ -29,7 +29,7 @@ from bier.models import hub
 from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
 from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone
 from bier.models.backends import Backend, check_backend, compiled
-from bier.models.inference import Images, Progress, batches_for, run_network, to_array
+from bier.models.embed import Images, Progress, batches_for, run_network, to_array
 from bier.models.quantization import VectorPrecision, check_precision, quantize_embeddings
 
 VERSION = 1

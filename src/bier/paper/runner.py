@@ -24,8 +24,7 @@ from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import assess, assess_classifier
 from bier.evaluate.report.pictures import choose_pictures, draw_picture
 from bier.files import file_aside
-from bier.images import ImageDataset
-from bier.models.inference import Progress, inputs_in_order, run_network, to_array
+from bier.models.embed import Progress, inputs_for, inputs_in_order, run_network, to_array
 from bier.models.model import Model, load, pretrained
 from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of, snapshots_of
 from bier.paper.experiments import Experiment
@@ -52,12 +51,11 @@ def write_features(
     classes = 0
     for number, name in enumerate(("train", "test")):
         part = dataset[name]
-        source = ImageDataset(part.images, backbone.resize, part.boxes, cache, crop=backbone.crop)
-        pixels = inputs_in_order(source, source.kept, BATCH)
-        total = len(source.kept)
+        source = inputs_for(part, backbone, cache=cache)
+        pixels, total = inputs_in_order(source, BATCH), len(source)
         features = to_array(run_network(backbone, pixels, model.device, model.precision, progress, total))
         tensors["features"].append(torch.from_numpy(features))
-        labels = part.labels[source.kept]
+        labels = part.labels
         tensors["labels"].append(torch.from_numpy(labels + classes))  # classes of the two parts stay apart
         tensors["split"].append(torch.full((len(labels),), number))
         classes += int(np.max(labels)) + 1

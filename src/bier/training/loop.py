@@ -206,7 +206,9 @@ def train(
 
         if not interrupted and distributed.rank() == 0:
             _save_best(run, setup, average, state, same)
-        return state.run(run, interrupted, setup.validation)._replace(skipped=setup.skipped)
+        return state.run(run, interrupted, setup.validation)._replace(
+            skipped=tuple({image.path: image for image in setup.dataset.broken}.values())
+        )
 
 
 def _check_folder(run: Path, config: Config, resume: bool) -> None:
@@ -245,7 +247,7 @@ def _start_or_restore(
     newest = run_folder.newest(run / run_folder.CHECKPOINTS)
     if newest is None:
         if distributed.rank() == 0:
-            Run(run).write_images(record(setup.dataset, setup.config.data.root))
+            Run(run).write_images(record(setup.everything, setup.config.data.root))
             run_folder.write_config(run, setup.config, setup.dataset.split)
             solve_start(setup, observer.prepare)
         torch.manual_seed(setup.config.seed + distributed.rank())
@@ -461,7 +463,7 @@ def _save_best(run: Path, setup: TrainingSetup, average: WeightAverage, state: T
     average.keep()
     model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
     if same:
-        model.metadata["same"] = find_same(model, setup.dataset, skip_broken=setup.config.data.skip_broken)
+        model.metadata["same"] = find_same(model, setup.dataset)
     run_folder.save_model(run, model, setup.objective.metric)
 
 

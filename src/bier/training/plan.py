@@ -19,11 +19,11 @@ from bier.config import Config
 from bier.data import Dataset
 from bier.errors import ConfigError
 from bier.evaluate.dataset import SAME_IMAGES
-from bier.images import ImageDataset
 from bier.images.dataset import usable_cores
 from bier.memory import reuse_memory
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import Backbone, autocast
+from bier.models.embed import inputs_for
 from bier.models.model import is_pretrained
 from bier.training.objective import Objective, diversity_loss, metric_loss
 from bier.training.setup import (
@@ -34,6 +34,7 @@ from bier.training.setup import (
     distractors_of,
     load_data,
     sizes,
+    without_broken,
 )
 
 # The recipe: the earliest stage from which LEAST_STEPS fit into the time, and more steps where there is time for them.
@@ -242,7 +243,7 @@ def plan_run(
             f"Got {config.model.backbone} on {config.data.name} instead; use --steps."
         )
     started = time.perf_counter() if started is None else started
-    dataset = load_data(config)
+    dataset = without_broken(load_data(config), config, progress)
     timings = time_network(config, dataset, progress)
     spent = time.perf_counter() - started
     home = Path(config.data.cache) if config.data.cache else run
@@ -286,17 +287,9 @@ def time_network(config: Config, dataset: Dataset, progress: Callable[[str, int,
         backbone.split(config.model.trainable_from)  # an error where there is no such stage
     size = min(config.train.batch_classes * config.train.batch_images, len(part))
     chosen = part.select(np.linspace(0, len(part) - 1, size).round().astype(np.int64))
-    images = ImageDataset(
-        chosen.images,
-        backbone.resize,
-        chosen.boxes,
-        skip_broken=config.data.skip_broken,
-        workers=0,
-        crop=backbone.crop,
-        augment=config.data.augment,
-    )
+    images = inputs_for(chosen, backbone, workers=0, augment=config.data.augment)
     began = time.perf_counter()
-    pixels = images[[(int(index), int(index)) for index in images.kept]].to(device)
+    pixels = next(images.batches([[(index, index) for index in range(len(images))]]))[0].to(device)
     decode = (time.perf_counter() - began) / len(pixels)
     progress("timing the network", 0, TIMED_PASSES + 2)
     began = time.perf_counter()

@@ -21,7 +21,6 @@ from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
 from bier.evaluate.recall import rank_r, ranks, recall_from_ranks
-from bier.images import Broken, ImageDataset
 from bier.memory import reuse_memory
 from bier.method.classifier import BoostedClassifier
 from bier.method.defaults import Start, Weighting
@@ -29,35 +28,14 @@ from bier.method.diversity import ActivationLoss, AdversarialLoss
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import group_sizes, unit_rows
 from bier.method.initialise import initialise
-from bier.models.backbone import Backbone, folded, resolve_precision
+from bier.models.backbone import Backbone, folded
 from bier.models.backbones import build_backbone
-from bier.models.inference import FeatureRows, Inputs, Progress, inputs_in_order, run_network, to_array
+from bier.models.embed import FeatureRows, Inputs, inputs_for, inputs_in_order, run_network, to_array
 from bier.models.lora import adapt, merged
-from bier.models.maps import TrunkCache, fingerprint_of, gigabytes, is_complete
+from bier.models.maps import frozen_maps
 from bier.models.model import Model, starting_point
 from bier.runs import Run
 from bier.training.objective import Objective, diversity_loss, metric_loss
-
-
-def inputs_for(
-    part: Part, backbone: Backbone, config: Config, progress: Progress | None = None, training: bool = True
-) -> ImageDataset | FeatureRows:
-    """The images of a part as the backbone takes them: augmented for training, else as they are at test time."""
-    if part.width is not None:
-        return FeatureRows(np.asarray(part.images))
-    data = config.data
-    return ImageDataset(
-        part.images,
-        backbone.resize,
-        part.boxes,
-        cache=data.cache or None,
-        skip_broken=data.skip_broken,
-        workers=None if data.workers < 0 else data.workers,
-        progress=progress,
-        crop=backbone.crop,
-        augment=data.augment if training else "none",
-    )
-
 
 VALIDATION_BATCH = 128
 FEW_CLASSES, MOST_DISTRACTORS = 50, 1_000  # fewer validation classes than this are searched for among training images
@@ -104,7 +82,7 @@ class Validation:
     def measure(self, objective: Objective) -> Scores:
         """The model as it is now."""
         z = self._run(objective, objective.embed)
-        labels = torch.from_numpy(self.labels[self.inputs.kept])
+        labels = torch.from_numpy(self.labels)
         if isinstance(objective.metric, BoostedClassifier):
             right = accuracies(objective.metric, z, labels.to(z.device))
             objective.train()  # measuring has switched the classifier's dropout off
@@ -118,12 +96,12 @@ class Validation:
     def measure_untrained(self, objective: Objective) -> Scores:
         """The plain normalised features, before the first step."""
         features = self._run(objective, lambda inputs: objective.features(inputs.to(objective.ensemble.weight.device)))
-        return self._scores(unit_rows(features.cpu()), torch.from_numpy(self.labels[self.inputs.kept]))
+        return self._scores(unit_rows(features.cpu()), torch.from_numpy(self.labels))
 
     def _run(self, objective: Objective, network: Callable[[Tensor], Tensor]) -> Tensor:
         objective.eval()
         device = objective.ensemble.weight.device
-        inputs = inputs_in_order(self.inputs, self.inputs.kept, VALIDATION_BATCH)
+        inputs = inputs_in_order(self.inputs, VALIDATION_BATCH)
         rows = torch.from_numpy(to_array(run_network(network, inputs, device))).to(device)
         objective.train()
         return rows
@@ -133,14 +111,10 @@ class Validation:
         if not self.by_map:
             return Scores(recall)
         # Distractors have no match and add nothing to the sum: only the number of queries is to be corrected.
-        return Scores(recall, rank_r(vectors, labels).map_at_r * len(labels) / self._queries)
+        return Scores(recall, rank_r(vectors, labels).map_at_r * len(labels) / self.count)
 
     def _recall(self, vectors: Tensor, labels: Tensor) -> float:
-        return recall_from_ranks(ranks(vectors, labels)[: self._queries], [1])[1]
-
-    @property
-    def _queries(self) -> int:
-        return int(np.searchsorted(self.inputs.kept, self.count))
+        return recall_from_ranks(ranks(vectors, labels)[: self.count], [1])[1]
 
 
 @dataclass
@@ -148,6 +122,7 @@ class TrainingSetup:
     """What a config describes, built: data, networks, losses, batches."""
 
     config: Config
+    everything: Dataset  # as it is divided, with images that cannot be read
     dataset: Dataset
     backbone: Backbone
     objective: Objective
@@ -159,14 +134,6 @@ class TrainingSetup:
     @property
     def device(self) -> torch.device:
         return self.objective.ensemble.weight.device
-
-    @property
-    def skipped(self) -> tuple[Broken, ...]:
-        """The images that `data.skip_broken` has left out, each once."""
-        inputs = [self.inputs, *([self.validation.inputs] if self.validation else [])]
-        images = [one.source if isinstance(one, TrunkCache) else one for one in inputs]
-        broken = (one for some in images if isinstance(some, ImageDataset) for one in some.broken)
-        return tuple({one.path: one for one in broken}.values())
 
     def model(self, found: Mapping[str, Any] | None = None) -> Model:
         """The backbone and the embedding with their present weights, without anything that only training needs.
@@ -206,11 +173,25 @@ def load_data(config: Config) -> Dataset:
     return dataset
 
 
+def without_broken(dataset: Dataset, config: Config, progress: Preparing) -> Dataset:
+    """The data set without the images of training and validation that cannot be read, if `data.skip_broken` says so."""
+    if not config.data.skip_broken:
+        return dataset
+    return data.readable(
+        dataset,
+        ("train", "validation"),
+        cache=config.data.cache or None,
+        workers=None if config.data.workers < 0 else config.data.workers,
+        progress=partial(progress, "reading images"),
+    )
+
+
 def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder | None = None) -> TrainingSetup:
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
-    dataset = _as_begun(load_data(config), Run(run), config)
+    everything = _as_begun(load_data(config), Run(run), config)
+    dataset = without_broken(everything, config, progress)
     part = dataset["train"]
     backbone = backbone_for(config, part).to(distributed.device())
     groups = sizes(config)
@@ -225,18 +206,18 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
         config.train.precision,
     )
     objective.to(distributed.device())
-    _check_classes(config, dataset, part.labels[inputs.kept])
+    _check_classes(config, dataset, part.labels)
     sampler = BalancedBatches(
-        part.labels[inputs.kept],
+        part.labels,
         config.train.batch_classes,
         config.train.batch_images,
         config.seed,
         distributed.rank(),
         distributed.world(),
-        indices=inputs.kept,
     )
     return TrainingSetup(
         config,
+        everything,
         dataset,
         backbone,
         objective,
@@ -263,8 +244,6 @@ def _as_begun(dataset: Dataset, run: Run, config: Config) -> Dataset:
 
 
 def _check_classes(config: Config, dataset: Dataset, labels: NDArray[np.int64]) -> None:
-    if not len(labels):
-        raise DataError(f"None of the {len(dataset['train'])} training images of '{dataset.name}' can be read.")
     if (classes := len(np.unique(labels))) < 2:
         raise DataError(
             f"Training needs at least 2 classes. Got {classes} in the training part of '{dataset.name}', "
@@ -313,56 +292,28 @@ def network_and_inputs(
 
     Maps are computed once, for several augmented views of each image (for validation: one view, that of test time).
     """
-    settings, stage = config.model, config.model.trainable_from
-    images = inputs_for(part, backbone, config, partial(progress, "reading images"), training)
-    if not settings.trunk_views or not isinstance(images, ImageDataset):
+    data, settings, stage = config.data, config.model, config.model.trainable_from
+    images = inputs_for(
+        part,
+        backbone,
+        cache=data.cache or None,
+        workers=None if data.workers < 0 else data.workers,
+        augment=data.augment if training else "none",
+        progress=partial(progress, "reading images"),
+    )
+    if not settings.trunk_views or isinstance(images, FeatureRows):
         return backbone, images
-    stage = backbone.stages[-1] if stage == EMBEDDING_ONLY else stage
-    home = Path(config.data.cache) if config.data.cache else run
     # Under torchrun every process comes here at once: the lock of the cache lets one compute while the others wait.
     # A barrier would give up after its timeout, and the maps of a large data set take longer.
-    maps = _frozen_maps(config, backbone, stage, images, home, progress, training)
-    return backbone.split(stage)[1], maps
-
-
-def _frozen_maps(
-    config: Config,
-    backbone: Backbone,
-    stage: str,
-    images: ImageDataset,
-    home: Path,
-    progress: Preparing,
-    training: bool,
-) -> TrunkCache:
-    """The maps before `stage`: those that are there, or computed from earlier ones that are there, or from pixels.
-
-    A folder is named after what its maps depend on. The views of training images follow the seed of the run.
-    """
-    views, seed = (config.model.trunk_views, config.seed) if training else (1, 0)
-    settings = {"crop": images.crop, "augment": images.augment, "views": views, "seed": seed}
-
-    def folder(trunk: nn.Module) -> Path:
-        return home / f"trunk-{fingerprint_of(trunk, images, **settings)[:12]}"  # type: ignore[arg-type]
-
-    precision, rows = config.train.precision, views * len(images.kept)
-    trunk, _ = backbone.split(stage)
-    there, earlier = folder(trunk), None
-    if not is_complete(there, rows) and resolve_precision(precision, distributed.device()) is torch.bfloat16:
-        for name in reversed(backbone.stages[1 : backbone.stages.index(stage)]):
-            first, following = backbone.split(name)
-            if is_complete(before := folder(first), rows):
-                between = following.part(0, backbone.stages.index(stage) - backbone.stages.index(name))  # type: ignore[operator]
-                earlier = TrunkCache(first, images, before, **settings), between  # type: ignore[arg-type]
-                break
-    title = f"maps of the frozen stages, {gigabytes(trunk, images.crop, rows):.1f} GB"
-    return TrunkCache(
-        trunk,
+    return frozen_maps(
+        backbone,
+        backbone.stages[-1] if stage == EMBEDDING_ONLY else stage,
         images,
-        there,
-        **settings,  # type: ignore[arg-type]
-        precision=precision,
-        earlier=earlier,
-        progress=partial(progress, title),
+        Path(data.cache) if data.cache else run,
+        views=settings.trunk_views if training else 1,
+        seed=config.seed if training else 0,
+        precision=config.train.precision,
+        progress=progress,
     )
 
 
@@ -418,7 +369,7 @@ def solve_start(setup: TrainingSetup, progress: Preparing) -> None:
         return
     generator = np.random.default_rng(config.seed)
     most = MOST_FEATURES if loss is not None else FEATURES_FOR_MEAN
-    chosen = np.sort(generator.permutation(setup.inputs.kept)[:most])
+    chosen = np.sort(generator.permutation(len(setup.inputs))[:most])
     features = _features(setup, chosen, progress)
     if loss is not None:
         _solve(config, ensemble, features, loss, progress)
@@ -448,7 +399,7 @@ def _solve(
 def _features(setup: TrainingSetup, numbers: NDArray[np.int64], progress: Preparing) -> Tensor:
     """phi of one view of each image, by the pretrained network, on the device of the model."""
     objective = setup.objective.eval()
-    inputs = inputs_in_order(setup.inputs, numbers, 64)
+    inputs = inputs_in_order(setup.inputs, 64, numbers)
     follow = partial(progress, "features for the start")
     outputs = run_network(objective.features, inputs, setup.device, progress=follow, total=len(numbers))
     return torch.from_numpy(to_array(outputs)).to(objective.ensemble.weight)

@@ -1,4 +1,4 @@
-"""One loop that runs a network over images or features, in order, and the batches that it takes."""
+"""Images to vectors: the one set-up of images for a network, and the one loop that runs a network over them."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from bier.errors import ConfigError, DataError
 from bier.images import ImageDataset, Source, default_workers, in_order
@@ -17,7 +18,6 @@ from bier.images.dataset import Item, check_workers, run_in_threads
 from bier.memory import reuse_memory
 from bier.models.backbone import Backbone, autocast
 
-Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | ImageDataset
 Progress = Callable[[int, int], None]
 _FEW = 64  # up to so many files, starting threads takes longer than they save
 
@@ -57,9 +57,9 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 class Inputs(Protocol):
-    """The images of a part as a network takes them: an ImageDataset, the maps of a TrunkCache or FeatureRows."""
+    """Images as a network takes them: an ImageDataset, the maps of a TrunkCache or FeatureRows."""
 
-    kept: NDArray[np.int64]  # the indices of the images that can be read
+    def __len__(self) -> int: ...
 
     def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
         """(inputs (B, ...), indices (B,)) for each batch of (index, seed)."""
@@ -71,7 +71,9 @@ class FeatureRows:
 
     def __init__(self, features: ArrayLike) -> None:
         self.rows = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
-        self.kept = np.arange(len(self.rows), dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def batches(self, plan: Iterable[Sequence[Item]]) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in plan:
@@ -79,9 +81,48 @@ class FeatureRows:
             yield self.rows[indices], indices
 
 
-def inputs_in_order(inputs: Inputs, indices: NDArray[np.int64], batch_size: int) -> Iterator[Tensor]:
-    """The inputs of these images in this order, seed 0."""
-    return (batch for batch, _ in inputs.batches(in_order(indices, batch_size)))
+Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | ImageDataset | FeatureRows | Subset[Any]
+
+
+class Pictures(Protocol):
+    """What a `bier.data.Part` holds."""
+
+    @property
+    def images(self) -> Any: ...
+
+    @property
+    def boxes(self) -> NDArray[np.float32] | None: ...
+
+    @property
+    def width(self) -> int | None: ...
+
+
+def inputs_for(
+    pictures: Pictures,
+    backbone: Backbone,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    augment: str = "none",
+    progress: Progress | None = None,
+) -> ImageDataset | FeatureRows:
+    """Images as a backbone takes them, for training, validation, evaluation and encoding alike; or their features.
+
+    cache: a folder for prepared pixels, which is filled first; progress: called with (done, total) meanwhile.
+    augment: `none` is how images are seen at test time.
+    """
+    if pictures.width is not None:
+        return FeatureRows(pictures.images)
+    images = ImageDataset(
+        pictures.images, backbone.resize, pictures.boxes, workers, crop=backbone.crop, augment=augment
+    )
+    return images if cache is None else images.cached(cache, progress)
+
+
+def inputs_in_order(inputs: Inputs, batch_size: int, indices: ArrayLike | None = None) -> Iterator[Tensor]:
+    """The inputs in order, or those of `indices`, seed 0."""
+    rows = len(inputs) if indices is None else indices
+    return (batch for batch, _ in inputs.batches(in_order(rows, batch_size)))
 
 
 def batches_for(
@@ -89,12 +130,14 @@ def batches_for(
 ) -> tuple[Iterator[Tensor], int | None]:
     """Batches of images (of rows, for the backbone `features`), and how many images there are if that is known."""
     if not backbone.crop:
+        images = _feature_rows(images)
         total = len(images) if isinstance(images, Sized) else None
         return feature_batches(images, backbone.features, batch_size), total
-    if isinstance(images, ImageDataset) and images.size != backbone.resize:
+    dataset, _ = _rows_of(images)
+    if isinstance(dataset, ImageDataset) and dataset.size != backbone.resize:
         raise DataError(
             f"An ImageDataset for this model must hold images of {backbone.resize} x {backbone.resize} pixels, as its "
-            f"network takes them. Got {images.size} x {images.size} instead."
+            f"network takes them. Got {dataset.size} x {dataset.size} instead."
         )
     return pixel_batches(images, backbone.resize, backbone.crop, batch_size, workers), _count(images)
 
@@ -107,10 +150,11 @@ def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers
     if batch_size < 1:
         raise ConfigError(f"The 'batch_size' parameter must be at least 1. Got {batch_size} instead.")
     chosen = check_workers(workers)
-    if isinstance(images, ImageDataset):
-        dataset = images.view(crop)
+    whole, rows = _rows_of(images)
+    if isinstance(whole, ImageDataset):
+        dataset = whole.view(crop)
         threads = dataset.best_workers if chosen is None else chosen
-        return run_in_threads(lambda batch: dataset[list(batch)], in_order(images.kept, batch_size), threads)
+        return run_in_threads(lambda batch: dataset[list(batch)], in_order(rows, batch_size), threads)
     sources = _each(images)
     first = list(islice(sources, _FEW + 1))
     if chosen is None:
@@ -124,6 +168,18 @@ def pixel_batches(images: Images, size: int, crop: int, batch_size: int, workers
     return run_in_threads(read, _grouped(chain(first, sources), batch_size), chosen)
 
 
+def _rows_of(images: Images) -> tuple[Any, NDArray[np.int64]]:
+    """A data set and the rows of it that are meant: all, or those of a torch `Subset`."""
+    if isinstance(images, Subset):
+        return images.dataset, np.asarray(images.indices, np.int64)
+    return images, np.arange(len(images) if isinstance(images, Sized) else 0)
+
+
+def _feature_rows(images: Any) -> Any:
+    dataset, rows = _rows_of(images)
+    return dataset.rows.numpy()[rows] if isinstance(dataset, FeatureRows) else images
+
+
 def feature_batches(features: Any, width: int, batch_size: int) -> Iterator[Tensor]:
     """The rows of an array (N, width), or of any iterable of rows, as float32 (B, width)."""
     for rows in _grouped(iter(features), batch_size):
@@ -135,11 +191,9 @@ def feature_batches(features: Any, width: int, batch_size: int) -> Iterator[Tens
 
 def _count(images: Images) -> int | None:
     """How many images there are; None where only reading them all would tell."""
-    if isinstance(images, ImageDataset):
-        return len(images.kept)
     if _is_one(images):
         return 1
-    return len(images) if isinstance(images, Sequence | np.ndarray) else None
+    return len(images) if isinstance(images, Sequence | np.ndarray | ImageDataset | Subset) else None
 
 
 def _is_one(images: Images) -> bool:
