@@ -31,9 +31,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'bier.images' has no attribute {name!r}")
-    from bier.images import dataset
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
-    return getattr(dataset, name)
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'bier.images' has no attribute {name!r}")
+        from bier.images import dataset
+
+        return getattr(dataset, name)

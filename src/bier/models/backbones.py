@@ -81,6 +81,15 @@ FROM_SCRATCH = {
 }
 
 
+def is_backbone(name: str) -> bool:
+    """Whether this is the name of a backbone, ours or timm's."""
+    if name in NAMES:
+        return True
+    import timm
+
+    return timm.is_model(name)
+
+
 def build_backbone(
     name: str,
     *,
@@ -95,8 +104,8 @@ def build_backbone(
     Args:
         name: one of `NAMES`, or a model of timm.
         pretrained: load the weights that belong to the name. `conv4` and the CIFAR-10 networks have none.
-        weights: a file to read instead: safetensors for models of timm and EfficientNet-Lite, a Caffe model or its
-            `.npy` dump for `googlenet-bvlc`.
+        weights: a file to read instead: safetensors, or a `.pth` of torch, which is read without running code from it;
+            for `googlenet-bvlc` a Caffe model or its `.npy` dump.
         features: the width of the identity called `features`, which needs it.
         resolution: the side of the pictures that the network sees; 0 for its own.
         pool: for models of timm, how maps or tokens become one feature vector, such as `token` (the class token) or
@@ -130,13 +139,12 @@ def _named(
         return identity(features)
     if name == GOOGLENET:
         return googlenet(pretrained=pretrained, weights=weights)
-    import timm
 
     from bier.models.timm_models import from_timm, lite
 
     if name in LITE:
         return lite(name, pretrained=pretrained, weights=weights, pool=pool)
-    if not timm.is_model(name):
+    if not is_backbone(name):
         raise ModelError(f"The backbone must be one that bier or timm knows. Got {name!r} instead.{_nearest(name)}")
     return from_timm(name, pretrained=pretrained, weights=weights, resolution=resolution, pool=pool)
 

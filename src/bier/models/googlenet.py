@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bier.errors import ModelError
+from bier.files import open_file
 from bier.models.backbone import Backbone
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -77,6 +78,7 @@ def read_caffemodel(path: Path) -> dict[str, tuple[NDArray[np.float32], ...]]:
     """Layer name -> its blobs, for the layers that have any, in files of the newer and the older layer format."""
     network = net_parameter()
     try:
+        open_file(path).close()
         network.ParseFromString(path.read_bytes())
     except (OSError, DecodeError) as error:
         raise ModelError(f"The weights {str(path)!r} must be a readable Caffe model ({error}).") from error
@@ -115,6 +117,7 @@ class _ArraysOnly(pickle.Unpickler):
 def read_npy_dump(path: Path) -> dict[str, tuple[NDArray[np.float32], ...]]:
     """Layer name -> (weights as (out, in, k, k), biases). Convolutions stored as (k, k, in, out) are turned."""
     try:
+        open_file(path).close()
         layers = _dictionary(path.read_bytes())
         return {str(name): _blobs(layer) for name, layer in layers.items()}
     except (

@@ -27,7 +27,7 @@ from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import hub
 from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
-from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone
+from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone, is_backbone
 from bier.models.backends import Backend, check_backend, compiled
 from bier.models.embed import Images, Progress, batches_for, run_network, to_array
 from bier.models.quantization import VectorPrecision, check_precision, quantize_embeddings
@@ -36,6 +36,7 @@ VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 HUB_DESCRIPTION = "config.json"  # the same record under the name that hubs expect
 _LARGEST_SIDE = 8192  # pixels: a batch of one such picture takes 800 MB
+_LARGEST_PIXEL = 1e4  # pixels are 0..255, and so are their mean and deviation in any unit that makes sense
 
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -77,8 +78,8 @@ class Description(BaseModel):
     pool: str = ""  # the network's own way, as in all earlier models
     resize: int = Field(ge=0, le=_LARGEST_SIDE)
     crop: int = Field(ge=0, le=_LARGEST_SIDE)
-    mean: list[float] = Field(max_length=3)
-    std: list[Annotated[float, Field(gt=0)]] = Field(max_length=3)
+    mean: list[Annotated[float, Field(ge=-_LARGEST_PIXEL, le=_LARGEST_PIXEL)]] = Field(max_length=3)
+    std: list[Annotated[float, Field(ge=1 / _LARGEST_PIXEL, le=_LARGEST_PIXEL)]] = Field(max_length=3)
     groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
     bias: bool = False  # models of 0.1 have none
     weighting: Weighting
@@ -182,6 +183,12 @@ class Model(nn.Module, ModelHubMixin):
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(backbone, Backbone):
+            raise ModelError(
+                "The 'backbone' must be a bier.models.backbone.Backbone, which says what pictures a network takes: "
+                f"Backbone(NAME, {{'all': network}}, features=..., crop=..., resize=..., mean=..., std=...). "
+                f"Got {type(backbone).__name__} instead."
+            )
         if ensemble.in_features != backbone.features:
             raise ModelError(
                 f"The ensemble must take the {backbone.features} features of {backbone.name!r}."
@@ -414,20 +421,28 @@ def local_folder(path: str | Path) -> Path:
     return hub.fetch(str(path), (WEIGHTS, HUB_DESCRIPTION)) if hub.is_on_hub(path) else Path(path)
 
 
-def load(path: str | Path | Untrained, precision: str | None = None, device: str | torch.device | None = None) -> Model:
+def load(
+    path: str | Path | Untrained,
+    precision: str | None = None,
+    device: str | torch.device | None = None,
+    *,
+    backbone: nn.Module | None = None,
+) -> Model:
     """Load a model that `Model.save` or `bier.train` has written. No code from its folder is run.
 
     Args:
-        path: a model folder, a run folder, or `hf:owner/name` for a model of the Hugging Face Hub
-            (`hf:owner/name@revision` for a version of it). `Untrained(NAME)` stands for `pretrained(NAME)`.
+        path: a model folder, a run folder, `hf:owner/name` for a model of the Hugging Face Hub (with `@revision`
+            for a version), or the name of a backbone, which gives `pretrained(NAME)`.
         precision: `auto`, `float32` or `bfloat16`; by default that of the model.
         device: by default the GPU of this process, or the CPU where there is none.
+        backbone: the network of a model whose backbone is one's own, for its weights to be loaded into: a `Backbone`
+            with the same stages, or, where it was saved as a single stage, the module itself.
 
     Returns:
         The model, in eval mode.
 
     Raises:
-        ModelError: there is no model, or it is damaged.
+        ModelError: there is no model, or it is damaged, or its backbone is neither known nor given.
 
     Example:
         >>> import bier, numpy as np
@@ -438,19 +453,30 @@ def load(path: str | Path | Untrained, precision: str | None = None, device: str
     """
     if isinstance(path, Untrained):
         return pretrained(path.backbone, path.weights, precision or "auto", device)
+    if isinstance(path, str) and not hub.is_on_hub(path) and not Path(path).exists() and is_backbone(path):
+        return pretrained(path, None, precision or "auto", device)
     path = local_folder(path)
     weights, description = read_folder(path)
     try:
         known = Description(**description)
-        _check_sizes(known, weights)
-        model = _described(known, precision)
+        if backbone is None and not is_backbone(known.backbone):
+            raise ModelError(
+                f"Its backbone {known.backbone!r} is its owner's own, and no code is in the folder. "
+                "Pass the network: bier.load(PATH, backbone=MODULE)."
+            )
+        if backbone is None:
+            _check_sizes(known, weights)
+        model = _described(known, precision, backbone)
+        _check_numbers(weights, model.state_dict())
         model.load_state_dict(weights)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         found = repr(first["input"])[:80]
         raise ModelError(f"The model {str(path)!r} cannot be used: {name!r}: {first['msg']}. Got {found}.") from error
-    except (KeyError, TypeError, ValueError, RuntimeError, BierError) as error:
+    except BierError as error:
+        raise ModelError(f"The model {str(path)!r} cannot be used. {error}") from error
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"The model {str(path)!r} cannot be used: {type(error).__name__}: {reason[:300]}") from error
     return model.eval().to(device or distributed.device())
@@ -480,9 +506,24 @@ def _check_sizes(known: Description, weights: Mapping[str, Tensor]) -> None:
         raise ModelError(f"The network has {needed:,} weights. The file holds {given:,}.")
 
 
-def _described(known: Description, precision: str | None) -> Model:
-    backbone = empty_backbone(known.backbone, known.features, known.crop, known.pool)
-    if known.folded:
+def _check_numbers(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """ModelError unless every weight is of the kind that the network has, and finite."""
+    for name, tensor in weights.items():
+        if name in expected and tensor.is_floating_point() != expected[name].is_floating_point():
+            raise ModelError(f"The weight {name} must have a type like {expected[name].dtype}. Got {tensor.dtype}.")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(f"The weight {name} must be finite. It has NaN or infinite values.")
+
+
+def _described(known: Description, precision: str | None, own: nn.Module | None = None) -> Model:
+    """The model without its weights. own: the network of a backbone that is neither ours nor timm's."""
+    if own is None:
+        backbone = empty_backbone(known.backbone, known.features, known.crop, known.pool)
+    elif isinstance(own, Backbone):
+        backbone = own
+    else:
+        backbone = Backbone(known.backbone, {"all": own}, features=known.features, crop=known.crop, resize=known.resize)
+    if known.folded and not backbone.folded:
         fold_batch_norm(backbone)
         backbone.folded = True
     backbone.resize, backbone.crop = known.resize, known.crop

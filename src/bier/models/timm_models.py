@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -18,7 +19,9 @@ from safetensors.torch import load_file
 from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
+from bier import files
 from bier.errors import ModelError
+from bier.files import open_file
 from bier.models.backbone import Backbone
 from bier.models.backbones import LITE
 
@@ -36,6 +39,8 @@ class Link(NamedTuple):
     methods: tuple[str, ...] = ()
 
 
+CHECKPOINTS = (".pth", ".pt", ".bin", ".ckpt")
+PREFIXES = ("module.", "model.", "backbone.", "encoder.", "_orig_mod.")  # of DataParallel, Lightning, compile, ...
 EACH, OTHERS = ("*",), ("others",)
 _TOKENS = (
     Link("patch_embed", OTHERS, ("forward_features",)),  # with class and register tokens and position embeddings
@@ -238,13 +243,11 @@ def _has_extra_paths(model: nn.Module) -> bool:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Weights of the same timm architecture from a safetensors file; a classifier in it is not needed."""
-    try:
-        weights = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"The weights {str(path)!r} must be a readable safetensors file ({error}).") from error
+    """Weights of the same timm architecture from a file; a classifier in it is not needed."""
+    weights = read_weights(path)
     model.reset_classifier(0)  # type: ignore[operator]
     own = model.state_dict()
+    weights = _without_prefix(weights, own)
     missing = [key for key in own if key not in weights]
     wrong = [key for key in own if key in weights and own[key].shape != weights[key].shape]
     if missing or wrong:
@@ -252,7 +255,44 @@ def load_weights(model: nn.Module, path: Path) -> None:
             f"The weights {str(path)!r} do not fit: {len(missing)} tensors missing, {len(wrong)} of another shape"
             f" (first: {(missing + wrong)[0]})."
         )
-    model.load_state_dict({key: weights[key] for key in own})
+    kept = {key: weights[key] for key in own}
+    if bad := next((key for key, value in kept.items() if not torch.isfinite(value).all()), None):
+        raise ModelError(f"The weights {str(path)!r} must be finite. {bad} has NaN or infinite values.")
+    model.load_state_dict(kept)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a checkpoint that `torch.save` has written; no code of it is run."""
+    try:
+        open_file(path).close()  # neither a folder nor a pipe
+        if path.suffix not in CHECKPOINTS:
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, RuntimeError, EOFError, UnpicklingError) as error:
+        if isinstance(error, UnpicklingError):  # torch's message is a page about its own options
+            reason = "it holds more than tensors"
+        else:
+            reason = files.reason(error) if isinstance(error, OSError) else " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"The weights {str(path)!r} must be a safetensors file, or a checkpoint of tensors that ends in "
+            f"{', '.join(CHECKPOINTS)}: {reason}."
+        ) from error
+    for key in ("state_dict", "model", "model_state_dict", "module"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ModelError(f"The weights {str(path)!r} must be a dictionary of tensors, as `state_dict` gives it.")
+    return dict(found)
+
+
+def _without_prefix(weights: dict[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """The weights under the names of the network, without what a wrapper has put in front of them."""
+    for _ in PREFIXES:
+        prefix = next((prefix for prefix in PREFIXES if any(key.startswith(prefix) for key in weights)), None)
+        if prefix is None or any(key in weights for key in own):
+            break
+        weights = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+    return weights
 
 
 def lite(name: str, *, pretrained: bool, weights: Path | None, pool: str = "") -> Backbone:

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["METHODS", "Observer", "TrainingResult", "resolve", "train"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in ("Observer", "TrainingResult", "train"):
-        raise AttributeError(f"module 'bier.training' has no attribute {name!r}")
-    from bier.training import loop
+if not TYPE_CHECKING:  # a type checker would take every name for one of ours
 
-    return getattr(loop, name)
+    def __getattr__(name: str) -> Any:
+        if name not in ("Observer", "TrainingResult", "train"):
+            raise AttributeError(f"module 'bier.training' has no attribute {name!r}")
+        from bier.training import loop
+
+        return getattr(loop, name)
