@@ -19,7 +19,7 @@ import numpy as np
 
 from bier import distributed
 from bier.collection.encoding import Block, ModelSource
-from bier.data.part import UNLABELLED, Part
+from bier.data.records import UNLABELLED, Part
 from bier.errors import BierError, DataError, needs
 from bier.images import Broken
 from bier.models.backends import Backend
