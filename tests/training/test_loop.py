@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import bier
 from bier.config import Config
 from bier.errors import ConfigError, DataError, TrainingError
+from bier.evaluate.correlation import classifier_correlation
+from bier.method.diversity import ActivationLoss
 from bier.method.equations import row_norm_deviation
 from bier.training import loop, resolve
 from bier.training.optimizer import learning_rate
@@ -121,6 +124,31 @@ def test_a_solved_start_has_rows_of_length_1(features_file: Path, tmp_path: Path
     solve_start(setup, watch.prepare)
     assert row_norm_deviation(setup.objective.ensemble.weight) <= 1e-3
     assert watch.prepared == {"features for the start", "solving for W"}
+
+
+@pytest.mark.parametrize("start", ["activation", "adversarial"])
+def test_the_start_that_is_shipped_takes_learners_apart(tmp_path: Path, start: str) -> None:
+    """Few steps of the solver lower the correlation between learners, and the Activation Loss where that is solved."""
+    random = np.random.default_rng(0)
+    features = np.maximum(random.normal(size=(300, 6)) @ random.normal(size=(6, 64)) + 0.5, 0)  # as after a ReLU
+    path = tmp_path / "features.safetensors"
+    save_file({"features": features.astype(np.float32), "labels": np.repeat(np.arange(10), 30)}, path)
+    setup = build(config(path, "bier", model__start=start, model__embedding=48), tmp_path, Watch().prepare)
+    ensemble, phi = setup.objective.ensemble, torch.from_numpy(features).float()
+    loss = ActivationLoss(ensemble.groups)
+
+    @torch.no_grad()
+    def measure() -> tuple[float, float]:
+        loss.hold(ensemble)
+        together = classifier_correlation(ensemble(phi), ensemble.groups)
+        assert together is not None
+        return loss.parts(ensemble, phi).similarity.item(), together
+
+    before = measure()
+    solve_start(setup, Watch().prepare)
+    after = measure()
+    assert after[1] < before[1] - 0.1
+    assert after[0] < 0.5 * before[0] or start == "adversarial"
 
 
 @pytest.mark.parametrize("method", ["activation-bier", "a-bier"])
