@@ -81,7 +81,7 @@ def main() -> None:
     count = 20_000 if parser.parse_args().quick else 200_000
     report = Report("serve", ["numpy", "faiss-cpu"], SEED)
     start = clock()
-    index = Index.build(vectors(count), groups=GROUPS, labels=np.arange(count) % 2_000, kind="hnsw")
+    index = Index.build(vectors(count), groups=GROUPS, labels=np.arange(count) % 2_000)
     print(f"{count:,} vectors of {sum(GROUPS)} numbers, {index.method} built in {clock() - start:.0f} s")
     backbone = build_backbone("conv4")
     model = Model(backbone, EmbeddingEnsemble(backbone.features, GROUPS))

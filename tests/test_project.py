@@ -29,7 +29,6 @@ INSTALLED_AS = {
 # Where the modules of an extra may be imported; everything else is for the core dependencies.
 HOMES = {
     "serve": {"web/", "cli/serve.py"},
-    "index": {"search/vectors.py"},
     "tables": {"data/"},
     "matlab": {"data/benchmarks.py"},
     "onnx": {"models/export.py", "models/backends.py"},
@@ -102,11 +101,11 @@ def test_all_has_every_extra_that_a_user_may_want() -> None:
 
 
 def test_a_missing_module_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert needs("json", "index") is json
-    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert needs("json", "tables") is json
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError) as caught:
-        needs("faiss", "index")
-    assert str(caught.value) == "This needs the package 'faiss'. Install it with: pip install 'bier-ml[index]'"
+        needs("pyarrow", "tables")
+    assert str(caught.value) == "This needs the package 'pyarrow'. Install it with: pip install 'bier-ml[tables]'"
 
 
 def test_ctrl_c_works_in_tests_started_in_the_background(tmp_path: Path) -> None:

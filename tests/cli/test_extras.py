@@ -51,7 +51,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("onnx", "onnxruntime", ["embed", "model", "photos", "--out", "x.safetensors", "--backend", "onnx"]),
         ("openvino", "openvino", ["embed", "model", "photos", "--out", "x.safetensors", "--backend", "openvino"]),
         ("openvino", "openvino", ["index", "model", "photos", "--out", "x.index", "--backend", "openvino"]),
-        ("index", "faiss", ["index", "vectors.safetensors", "--out", "graph", "--kind", "hnsw"]),
         ("milvus", "pymilvus", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
         ("milvus", "milvus_lite", ["index", "vectors.safetensors", "--store", "milvus:some.db"]),
         ("postgres", "psycopg", ["index", "vectors.safetensors", "--store", "postgresql://localhost/shop"]),
@@ -71,18 +70,6 @@ def test_the_extra_is_named(
     code, out, said = cli(*arguments)
     expected = f"bier: This needs the package '{module}'. Install it with: pip install 'bier-ml[{extra}]'\n"
     assert (code, out, said) == (2, "", expected)
-
-
-def test_exact_search_works_without_faiss(
-    cli: Cli, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    code, out, said = cli("index", made / "vectors.safetensors", "--out", tmp_path / "index", "--json")
-    assert code == 0, said
-    assert json.loads(out)["images"] == 20
-    code, out, said = cli("search", tmp_path / "index", "3.png", "-k", 5, "--json")
-    assert code == 0, said
-    assert len(json.loads(out)["results"]) == 5
 
 
 def test_lora(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ class MakeIndex(Command):
 
     def run(self, folder: Path) -> None:
         file = self.data / "many.safetensors"
-        bier_command("index", file, "--out", folder / "index", "--kind", "hnsw", "--json")
+        bier_command("index", file, "--out", folder / "index", "--json")
 
     def content(self, folder: Path) -> Content:
         index = open_collection(str(folder / "index"))

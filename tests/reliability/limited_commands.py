@@ -51,7 +51,7 @@ def arguments_of(command: str, folder: Path) -> list[object]:
     if command == "embed":
         return ["embed", folder / "model", folder / "photos", "--out", file, "--json"]
     if command == "index":
-        return ["index", file, "--out", folder / "index", "--kind", "hnsw", "--json"]
+        return ["index", file, "--out", folder / "index", "--json"]
     return ["evaluate", "--embeddings", file, "--json"]
 
 

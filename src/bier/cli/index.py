@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,22 +38,6 @@ Add = Annotated[
     str | None,
     typer.Option("--add", metavar="COLLECTION", help="Add to an index or a store's URI what it does not have yet."),
 ]
-KindName = Annotated[
-    Literal["auto", "flat", "binary", "hnsw"],
-    typer.Option(
-        "--kind",
-        help="How images are found. auto: exact up to 20,000 images, then by one bit per dimension, scored again "
-        "exactly (binary), and beyond 2 million by a graph (hnsw).",
-    ),
-]
-PrecisionName = Annotated[
-    Literal["float32", "int8", "binary"],
-    typer.Option(
-        "--precision",
-        help="How vectors are kept. int8: a quarter of the bytes, similarities right to about 0.003. "
-        "binary: one bit per dimension, similarities are estimates.",
-    ),
-]
 Rebuild = Annotated[bool, typer.Option("--rebuild", help="With --store: empty the collection first.")]
 
 
@@ -63,8 +47,6 @@ def index(
     out: Out = None,
     store: StoreUri = None,
     add: Add = None,
-    kind: KindName = "auto",
-    precision: PrecisionName = "float32",
     backbone: Backbone = None,
     backend: Backend = "torch",
     rebuild: Rebuild = False,
@@ -86,8 +68,6 @@ def index(
 
     bier index photos --backbone efficientnet_lite0 --out shop.index
 
-    bier index vectors.safetensors --precision int8 --out birds.index
-
     bier index runs/birds more-photos --add runs/birds/index
 
     bier index vectors.safetensors --store "postgresql://db.example/shop#birds"
@@ -98,8 +78,6 @@ def index(
     """
     if sum(option is not None for option in (out, store, add)) != 1:
         raise SearchError("Give one of --out FOLDER, --store URI and --add COLLECTION.")
-    if out is None and precision != "float32":
-        raise SearchError(f"The '--precision' option must be used with --out. Got {precision} without it.")
     from bier.search.sources import build_index
     from bier.search.store import without_secrets
 
@@ -109,9 +87,9 @@ def index(
         given = _source(source, images, backbone, backend)
         result: dict[str, Any]
         if out is not None:
-            made = build_index(given, kind, progress, precision)
+            made = build_index(given, progress)
             made.save(out)
-            result = {"index": str(out), "images": len(made), "method": made.method, "precision": precision}
+            result = {"index": str(out), "images": len(made), "method": made.method}
         elif store is not None:
             from bier.collection import fill_store
 

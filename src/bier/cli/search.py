@@ -112,11 +112,6 @@ def search(
     if threshold is not None and not -1 <= threshold <= 1:
         raise SearchError(f"The '--threshold' option must be a cosine from -1 to 1. Got {threshold:g} instead.")
     with closing(open_collection(collection)) as store:
-        if store.precision == "binary" and (same or threshold is not None):
-            raise SearchError(
-                "A collection must keep vectors for --same and --threshold. This one keeps a bit per dimension, and "
-                "its similarities are estimates; index it with --precision int8 or float32."
-            )
         load_model = cache(lambda: model_of(store, model))
         if same and threshold is None:
             threshold = threshold_of(load_model(), learners)
@@ -168,9 +163,7 @@ def _read_query(
     known = store.entries([known_as])[0].label if known_as is not None else None
     if known_as is not None:
         file = image_path(store, known_as)
-        if store.precision != "binary":  # which keeps no vectors
-            return _Query(store.vectors([known_as])[0], file, known_as, label or known)
-        return _Query(load_model().encode([file], learners=learners)[0], file, known_as, label or known)
+        return _Query(store.vectors([known_as])[0], file, known_as, label or known)
     vector = load_model().encode([file], learners=learners)[0]
     return _Query(vector, file, None, label)
 

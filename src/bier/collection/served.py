@@ -19,7 +19,7 @@ from bier.config import DataConfig
 from bier.data import Dataset, Part, list_images
 from bier.data import load as load_data
 from bier.data.records import ALL
-from bier.errors import BierError, DataError, ModelError, SearchError
+from bier.errors import BierError, DataError, ModelError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.images import Box
@@ -67,11 +67,6 @@ class Collection:
 def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
     """The collection in an index or a store, with the model that it names or the one given instead."""
     store = open_collection(target)
-    if store.precision == "binary":
-        raise SearchError(
-            f"The collection {without_secrets(target)} must keep vectors to be shown learner by learner. It keeps one "
-            "bit per dimension; index it with --precision int8 or float32."
-        )
     model = model_of(store, run)
     recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(without_secrets(target)).name)
     return Collection(store, model, lambda one: (image_path(store, one), None), title, recall)

@@ -12,8 +12,8 @@ from bier.evaluate.verification import kept_threshold
 from bier.models.model import Model, Untrained, load
 from bier.search import Entry, Id, Index, Store, is_store_uri, open_store
 from bier.search.engines import FORMS
+from bier.search.files import locked
 from bier.search.sources import Progress, Source, Stream
-from bier.search.storage import locked
 from bier.search.store import checked_model, without_secrets
 
 BATCH = 4_096  # images that are encoded and added to a store at once; what an interruption may cost

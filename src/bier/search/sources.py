@@ -12,7 +12,7 @@ from typing import Any
 
 from bier.search.embeddings import read_embeddings
 from bier.search.index import Index
-from bier.search.store import Floats, Id, Kind, Label, Precision
+from bier.search.store import Floats, Id, Label
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much (0: not known)
 
@@ -66,9 +66,7 @@ class StoredSource(Source):
         return self.stored[rows.start : rows.stop : rows.step] if isinstance(rows, range) else self.stored[list(rows)]
 
 
-def build_index(
-    source: Source, kind: Kind = "auto", progress: Progress | None = None, precision: Precision = "float32"
-) -> Index:
+def build_index(source: Source, progress: Progress | None = None) -> Index:
     """An index of all vectors of a source."""
     vectors = source.vectors(range(len(source.ids)), progress)
     building = progress and partial(progress, "building the index")
@@ -77,9 +75,7 @@ def build_index(
         list(source.ids),
         source.groups,
         source.labels,
-        kind=kind,
         about=source.about,
         progress=building,
-        precision=precision,
         copy=not isinstance(source, StoredSource),
     )

@@ -20,7 +20,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,8 +38,6 @@ Where: TypeAlias = Mapping[str, Any]  # {"label": "Heron"}, {"label": ["Heron", 
 Conditions: TypeAlias = dict[str, list[Scalar]]  # a checked filter; the values of `label` are text or None
 Learners: TypeAlias = int | Sequence[int] | None
 Columns: TypeAlias = tuple[list[Id], list[Label], list[Metadata]]
-Kind: TypeAlias = Literal["auto", "flat", "binary", "hnsw"]  # how an index finds; see `Index`
-Precision: TypeAlias = Literal["float32", "int8", "binary"]  # how vectors are kept
 
 
 class Entry(NamedTuple):
@@ -78,8 +76,7 @@ def checked_vectors(vectors: ArrayLike, dimension: int | None = None, name: str 
         )
     if array.dtype in (np.int8, np.uint8):  # their lengths differ, so that products of them are no similarities
         raise SearchError(
-            f"The '{name}' parameter must be floats. Got {array.dtype}, perhaps of `encode` with a precision; "
-            "an index has a precision of its own."
+            f"The '{name}' parameter must be floats. Got {array.dtype}, perhaps of `encode` with a precision."
         )
     if dimension is not None and array.shape[1] != dimension:
         raise SearchError(
@@ -222,6 +219,25 @@ def id_array(ids: Sequence[Id], shape: tuple[int, ...]) -> NDArray[Any]:
     return array.reshape(shape)
 
 
+_MODEL_KEYS = ("path", "backbone", "weights", "fingerprint")
+
+
+def checked_about(about: Any) -> dict[str, Any]:
+    """What is known about a collection, with what the commands read in it of the right types."""
+    if not isinstance(about, Mapping):
+        raise SearchError(f"The 'about' parameter must be a mapping. Got {type(about).__name__} instead.")
+    model = about.get("model")
+    texts = {"root": about.get("root")}
+    for key in ("model", "source", "recall"):
+        if not isinstance(about.get(key), Mapping | None):
+            raise SearchError(f"The 'about' parameter must have a mapping under {key!r}. Got {about[key]!r} instead.")
+    texts |= {f"model.{key}": model.get(key) for key in _MODEL_KEYS} if model is not None else {}
+    for key, text in texts.items():
+        if not isinstance(text, str | None):
+            raise SearchError(f"The 'about' parameter must have a text under {key!r}. Got {text!r} instead.")
+    return dict(about)
+
+
 def checked_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str) -> None:
     """An error if vectors described by `ours` were computed by another model than those of a collection."""
     first, second = ((about.get("model") or {}).get("fingerprint") for about in (theirs, ours))
@@ -309,12 +325,11 @@ class SearchRequest(NamedTuple):
 class Store(ABC):
     """A collection of test-time vectors, whose dot product is the similarity of two images.
 
-    `about` holds what is known about the collection, such as the model that computed the vectors. `precision` is how
-    the vectors are kept; scores of `binary` ones are estimates. Searches may run in several threads at once.
+    `about` holds what is known about the collection, such as the model that computed the vectors. Searches may run in
+    several threads at once.
     """
 
     about: dict[str, Any]
-    precision: Precision = "float32"
 
     @property
     @abstractmethod

@@ -1,12 +1,11 @@
 """The folder of a saved index.
 
-    FOLDER/manifest.json            format, kind, groups, and the size and checksum of every file; names the data folder
+    FOLDER/manifest.json            format, groups, and the size and checksum of every file; names the data folder
     FOLDER/data-XXXXXXXX/
         bier-index.json             the name of this data folder: only a folder with it is ever removed
-        learner-1.npy ...           the float vectors, one matrix per learner, memory-mapped; or else
-        int8.faiss                  the vectors with a byte per dimension
+        vectors.f32                 the vectors, row by row: little-endian float32
+        bits.faiss                  the bits that select candidates, if there are many rows
         entries.json                ids, labels, metadata, removed rows
-        graph.faiss, binary.faiss   the graph or the bits, if the kind has them
 
 A save writes a new data folder and then replaces the manifest: a reader sees the old index or the new one. Of two
 processes that save at once, one is told to wait.
@@ -26,26 +25,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bier import files
 from bier.errors import SearchError
 from bier.search.entries import Entries
-from bier.search.store import Floats, Kind, Precision, checked_ids, checked_labels, checked_metadata
-from bier.search.vectors import BinaryCodes, Graph, Int8Vectors, LearnerVectors
+from bier.search.store import Floats, checked_about, checked_ids, checked_labels, checked_metadata, checked_vectors
+from bier.search.vectors import Bits, VectorFile, Vectors
 
 FORMAT = "bier-index"
-VERSION = 2  # 1 has float vectors only, and is still written for them
+VERSION = 3
 MANIFEST = "manifest.json"
-MOST_EFFORT = 2**16  # faiss takes memory in proportion
 _DATA = re.compile(r"data-[0-9a-f]{8}")
 _MARK = "bier-index.json"
+_VECTORS, _BITS, _ENTRIES = "vectors.f32", "bits.faiss", "entries.json"
+_OURS = {_VECTORS, _BITS, _ENTRIES, _MARK, MANIFEST}
 _LARGE = 2**26  # bytes: reading such a file for its checksum at every start would take noticeable time
 _BLOCK_ROWS = 2**14
-_INT8, _BITS = "int8.faiss", "binary.faiss"
-_OURS = re.compile(r"learner-\d+\.npy|(int8|graph|binary)\.faiss|(entries|manifest|bier-index)\.json")
+_TRIES = 1_000  # loads while other processes save without a pause
 
 
 class _FileStamp(BaseModel):
     model_config = ConfigDict(strict=True)
     bytes: int = Field(ge=0)
     sha256: str
-    modified: int | None = None  # nanoseconds; an earlier version did not keep it
+    modified: int  # nanoseconds
 
 
 class _Manifest(BaseModel):
@@ -53,25 +52,39 @@ class _Manifest(BaseModel):
 
     model_config = ConfigDict(strict=True)
     data: str
-    kind: Kind
-    precision: Precision = "float32"
-    effort: int = Field(ge=64, le=MOST_EFFORT)
     groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
     rows: int = Field(ge=0, le=2**40)
     about: dict[str, Any]
     files: dict[str, _FileStamp]
 
 
-_KEYS = {*_Manifest.model_fields, "format", "version"}  # of a manifest without a checksum of its own
+class Content(NamedTuple):
+    """What an index consists of."""
 
-
-class Parts(NamedTuple):
-    """What an index consists of. `vectors` has no rows where only the bits are kept."""
-
-    vectors: LearnerVectors | Int8Vectors
+    vectors: Vectors
     entries: Entries
-    graph: Graph | None
-    bits: BinaryCodes | None
+    bits: Bits | None
+    about: dict[str, Any]
+
+
+class Saved(NamedTuple):
+    """Which of the indexes that a folder has held: the folder, and the stamp of its manifest."""
+
+    folder: Path
+    stamp: tuple[int, int, int] | None
+
+    @classmethod
+    def now(cls, folder: Path) -> "Saved":
+        try:
+            status = (folder / MANIFEST).stat()
+        except OSError:
+            return cls(folder, None)
+        return cls(folder, (status.st_ino, status.st_size, status.st_mtime_ns))
+
+    def is_replaced(self) -> bool:
+        """Whether the folder holds another index now. One that was removed is not replaced."""
+        now = Saved.now(self.folder).stamp
+        return now is not None and now != self.stamp
 
 
 @contextmanager
@@ -82,27 +95,23 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str, Any], precision: str) -> None:
+def save(folder: Path, content: Content) -> Saved:
     """Write the index into a folder that is locked."""
     old = _old_data(folder)
     data = folder / f"data-{secrets.token_hex(4)}"
     try:
         data.mkdir()
         (data / _MARK).write_bytes(_json({"format": FORMAT, "data": data.name}))
-        _write_data(data, parts, precision)
+        _write_data(data, content)
         files.flush_files(data)
-        stamps = {file.name: _stamp(file) for file in sorted(data.iterdir())}
         manifest = {
             "format": FORMAT,
-            "version": VERSION if precision != "float32" or parts.bits is not None else 1,
+            "version": VERSION,
             "data": data.name,
-            "kind": kind,
-            "precision": precision,
-            "effort": effort,
-            "groups": list(parts.vectors.groups),
-            "rows": parts.entries.rows,
-            "about": about,
-            "files": stamps,
+            "groups": list(content.vectors.groups),
+            "rows": content.entries.rows,
+            "about": content.about,
+            "files": {file.name: _stamp(file) for file in sorted(data.iterdir())},
         }
         aside = data / MANIFEST
         aside.write_bytes(_json(files.with_checksum(manifest), indent=2))
@@ -116,19 +125,22 @@ def save(folder: Path, parts: Parts, kind: str, effort: int, about: Mapping[str,
             _remove(data)
     for left in old:
         _remove(left)
+    return Saved.now(folder)
 
 
-def load(folder: Path, mmap: bool = True, verify: bool | None = None) -> tuple[Parts, _Manifest]:
-    """Read what `save` wrote; any damage is a SearchError."""
-    try:
-        return _load(folder, mmap, verify)
-    except FileNotFoundError:
-        try:  # another process may have saved between the two reads
-            return _load(folder, mmap, verify)
-        except FileNotFoundError as error:
-            raise SearchError(f"The index {folder} is damaged: {error.filename} is missing. Build it again.") from error
-    except OSError as error:
-        raise SearchError(f"The index {folder} could not be read: {files.reason(error)}.") from error
+def load(folder: Path, most: int, verify: bool | None = None) -> tuple[Content, Saved]:
+    """Read what `save` wrote; any damage is a SearchError. The vectors of more than `most` rows stay in their file.
+
+    Another process may save meanwhile and remove what is being read: then it is read again.
+    """
+    for _ in range(_TRIES):
+        saved = Saved.now(folder)
+        try:
+            return _load(folder, most, verify), saved
+        except SearchError:
+            if not saved.is_replaced():
+                raise
+    raise SearchError(f"The index {folder} is replaced too often to be read. Try again.")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -141,28 +153,33 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         form, version = manifest["format"], manifest["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise SearchError(f"The index's {path} is damaged or of another program. Build the index again.") from error
-    if form != FORMAT or not isinstance(version, int) or version > VERSION:
+    if form != FORMAT or version != VERSION:
         raise SearchError(
-            f"The index {folder} must be of format {FORMAT} {VERSION}. "
-            f"Found {form!r} {version!r}; a newer bier may read it."
+            f"The index {folder} must be of format {FORMAT} {VERSION}. Found {form!r} {version!r}; build it again."
         )
     return dict(manifest)
 
 
-def _load(folder: Path, mmap: bool, verify: bool | None) -> tuple[Parts, _Manifest]:
-    manifest = read_manifest(folder)
+def _load(folder: Path, most: int, verify: bool | None) -> Content:
     try:
-        files.check_record(manifest, old=_KEYS)
-        known = _Manifest(**manifest)
-        data, groups, rows = folder / Path(known.data).name, known.groups, known.rows
-        for name, stamp in known.files.items():
+        manifest = read_manifest(folder)
+        files.check_record(manifest, old=())
+        record = _Manifest(**manifest)
+        data, dimension = folder / Path(record.data).name, sum(record.groups)
+        for name, stamp in record.files.items():
             _check(data / Path(name).name, stamp, verify)
-        vectors = _vectors(data, known, mmap)
-        entries = _entries(_read_json(data / "entries.json"), rows)
-        graph = Graph.read(data / "graph.faiss", sum(groups), rows, mmap) if "graph.faiss" in known.files else None
-        bits = BinaryCodes.read(data / _BITS, sum(groups), rows, mmap) if _BITS in known.files else None
-        if known.precision == "binary" and bits is None:
-            raise ValueError(f"it has no {_BITS}")
+        try:
+            about = checked_about(record.about)
+            vectors = Vectors(record.groups, _vectors(data / _VECTORS, record.rows, dimension, most))
+            entries = _entries(_read_json(data / _ENTRIES), record.rows)
+        except SearchError as error:
+            raise ValueError(str(error).rstrip(".")) from error
+        bits = Bits.read(data / _BITS, dimension, record.rows) if _BITS in record.files else None
+        return Content(vectors, entries, bits, about)
+    except FileNotFoundError as error:
+        raise SearchError(f"The index {folder} is damaged: {error.filename} is missing. Build it again.") from error
+    except OSError as error:
+        raise SearchError(f"The index {folder} could not be read: {files.reason(error)}.") from error
     except ValidationError as error:
         first = error.errors()[0]
         name, found = ".".join(map(str, first["loc"])), repr(first["input"])[:80]
@@ -171,49 +188,32 @@ def _load(folder: Path, mmap: bool, verify: bool | None) -> tuple[Parts, _Manife
         ) from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise SearchError(f"The index {folder} is damaged ({error}). Build it again.") from error
-    return Parts(vectors, entries, graph, bits), known
 
 
-def _vectors(data: Path, known: _Manifest, mmap: bool) -> LearnerVectors | Int8Vectors:
-    if known.precision == "float32":
-        shapes = [(known.rows, size) for size in known.groups]
-        return LearnerVectors(
-            known.groups, [_matrix(data / f"learner-{m}.npy", shape, mmap) for m, shape in enumerate(shapes, 1)]
-        )
-    if known.precision == "binary":
-        return LearnerVectors(known.groups)
-    codes = Int8Vectors.read(data / _INT8, sum(known.groups), known.rows, mmap)
-    codes.groups = tuple(known.groups)
-    return codes
+def _vectors(path: Path, rows: int, dimension: int, most: int) -> Floats | VectorFile:
+    size, expected = path.stat().st_size, 4 * rows * dimension
+    if size != expected:  # before memory is taken for what the manifest claims
+        raise ValueError(f"{path.name} must have {expected} bytes for {rows} rows of {dimension}, found {size}")
+    if rows > most:
+        return VectorFile(path, rows, dimension)
+    return checked_vectors(np.fromfile(path, "<f4").reshape(rows, dimension))
 
 
-def _write_data(data: Path, parts: Parts, precision: str) -> None:
-    entries = parts.entries
-    if isinstance(parts.vectors, Int8Vectors):
-        parts.vectors.write(data / _INT8)
-    elif precision == "float32":
-        _write_floats(data, parts.vectors)
+def _write_data(data: Path, content: Content) -> None:
+    entries = content.entries
+    with (data / _VECTORS).open("wb") as file:
+        for block in content.vectors.blocks():
+            for start in range(0, len(block), _BLOCK_ROWS):  # a block may be mapped and larger than memory
+                file.write(np.ascontiguousarray(block[start : start + _BLOCK_ROWS], "<f4").data)
     columns = {
         "ids": entries.ids,
-        "labels": entries.labels if any(one is not None for one in entries.labels) else None,
-        "metadata": entries.metadata if any(one is not None for one in entries.metadata) else None,
+        "labels": entries.labels if any(label is not None for label in entries.labels) else None,
+        "metadata": entries.metadata if any(metadata is not None for metadata in entries.metadata) else None,
         "removed": np.flatnonzero(~entries.alive).tolist(),
     }
-    (data / "entries.json").write_bytes(_json(columns))
-    if parts.graph is not None:
-        parts.graph.write(data / "graph.faiss")
-    if parts.bits is not None:
-        parts.bits.write(data / _BITS)
-
-
-def _write_floats(data: Path, vectors: LearnerVectors) -> None:
-    for learner, size in enumerate(vectors.groups):
-        with (data / f"learner-{learner + 1}.npy").open("wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": (len(vectors), size)}
-            np.lib.format.write_array_header_1_0(file, header)
-            for chunk in vectors.part(learner):
-                for start in range(0, len(chunk), _BLOCK_ROWS):  # a chunk may be mapped and larger than memory
-                    file.write(np.ascontiguousarray(chunk[start : start + _BLOCK_ROWS], "<f4").data)
+    (data / _ENTRIES).write_bytes(_json(columns))
+    if content.bits is not None:
+        content.bits.write(data / _BITS)
 
 
 def _json(value: Any, indent: int | None = None) -> bytes:
@@ -224,7 +224,8 @@ def _json(value: Any, indent: int | None = None) -> bytes:
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes().decode("utf-8", "surrogateescape"))
+    with files.open_file(path) as file:
+        return json.loads(file.read().decode("utf-8", "surrogateescape"))
 
 
 def _entries(columns: Mapping[str, Any], rows: int) -> Entries:
@@ -234,24 +235,10 @@ def _entries(columns: Mapping[str, Any], rows: int) -> Entries:
     if not all(type(row) is int and 0 <= row < rows for row in removed):
         raise ValueError(f"removed rows must be numbers below {rows}")
     gone = set(removed)
-    try:  # a removed row may have the id of another
-        checked_ids([one for row, one in enumerate(ids) if row not in gone] if gone else ids)
-        labels, metadata = checked_labels(columns["labels"], rows), checked_metadata(columns["metadata"], rows)
-    except SearchError as error:
-        raise ValueError(str(error)) from error
+    checked_ids([one for row, one in enumerate(ids) if row not in gone] if gone else ids)  # those removed may be double
     entries = Entries()
-    entries.append(ids, labels, metadata, removed)
+    entries.append(ids, checked_labels(columns["labels"], rows), checked_metadata(columns["metadata"], rows), removed)
     return entries
-
-
-def _matrix(path: Path, shape: tuple[int, int], mmap: bool) -> Floats:
-    if path.stat().st_size < 4 * shape[0] * shape[1]:  # before memory is taken for what a header claims
-        raise ValueError(f"{path.name} must be float32 {shape}, found {path.stat().st_size} bytes")
-    matrix = np.load(path, mmap_mode="r" if mmap and shape[0] else None, allow_pickle=False)
-    if matrix.shape != shape or matrix.dtype != np.float32:
-        raise ValueError(f"{path.name} must be float32 {shape}, found {matrix.dtype} {matrix.shape}")
-    floats: Floats = matrix.view(np.ndarray)  # still mapped, without the overhead of numpy's memmap class
-    return floats
 
 
 def _stamp(path: Path) -> dict[str, Any]:
@@ -281,7 +268,7 @@ def _old_data(folder: Path) -> list[Path]:
     inside = sorted(folder.iterdir())
     try:
         manifest = read_manifest(folder)
-        files.check_record(manifest, old=_KEYS)
+        files.check_record(manifest, old=())
         named = Path(_Manifest(**manifest).data).name
     except (SearchError, ValueError):  # none, or damaged; pydantic's error is a ValueError
         named = None
@@ -306,7 +293,7 @@ def _remove(data: Path) -> None:
     """Remove a data folder, unless it holds something that is not of an index."""
     with suppress(OSError):
         for file in data.iterdir():
-            if _OURS.fullmatch(file.name):
+            if file.name in _OURS:
                 file.unlink()
         data.rmdir()
 
