@@ -14,6 +14,7 @@ import bier
 from bier.config import Config
 from bier.errors import DataError, ModelError
 from bier.evaluate.dataset import assess
+from bier.models import maps as frozen
 from bier.models.backbone import Backbone
 from bier.models.backbones import build_backbone
 from bier.models.maps import TrunkCache
@@ -244,7 +245,7 @@ def test_maps_come_from_earlier_maps_and_say_their_size(
     assert next(what for what in said if "maps" in what) == "maps of the frozen stages, 0.0 GB: 0"
     made = []
     monkeypatch.setattr(
-        setup, "TrunkCache", lambda *given, **more: made.append(more.get("earlier")) or TrunkCache(*given, **more)
+        frozen, "TrunkCache", lambda *given, **more: made.append(more.get("earlier")) or TrunkCache(*given, **more)
     )
     maps, _ = built_maps(pictures, tmp_path, monkeypatch, "conv4", seed=0)
     assert sum(earlier is not None for earlier in made) == 2  # of training and of validation images
