@@ -13,7 +13,7 @@ Weighting: TypeAlias = Literal["alpha", "sqrt"]
 # The metric loss
 BETA1 = 2.0
 BETA2 = 0.5
-COST = 10.0  # the paper's is 25; 10 retrieves better in our runs
+COST = 10.0  # the paper's is 25; see (2) in docs/method.md
 BOOST = True
 BOOSTING: Boosting = "eta"
 DROPOUT = 0.0
