@@ -31,7 +31,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy: clients are threads al
 import numpy as np
 
 from _report import Report
-from bier.collection import fill_store
+from bier.collection import changing
 from bier.search import Index, Store, open_store
 from bier.search.sources import StoredSource, build_index
 from search import CACHE, CUB, GROUPS, SEED, with_distractors  # benchmarks/search.py
@@ -154,7 +154,8 @@ def loaded(name: str, source: StoredSource, folder: Path, server: str | None) ->
         yield Index.load(folder / "index"), seconds, size_of(folder / "index")
         return
     uri = {"postgres": f"{server}#bench", "qdrant": f"qdrant:{folder}/qdrant", "milvus": f"milvus:{folder}/milvus.db"}
-    fill_store(source, uri[name], rebuild=name == "postgres")
+    with changing(uri[name], source, rebuild=name == "postgres") as collection:
+        collection.add(source)
     seconds = time.perf_counter() - start
     store = open_store(uri[name])
     if name == "postgres":

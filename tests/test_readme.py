@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import bier
 from bier.cli import app
-from bier.cli.embed import with_ray_address
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -131,7 +130,7 @@ def test_commands_are_accepted() -> None:
     command = typer.main.get_command(app)
     for line, place in commands().items():
         try:
-            parse(command, with_ray_address(shlex.split(line, comments=True)[1:]))
+            parse(command, shlex.split(line, comments=True)[1:])
         except Exception as error:
             pytest.fail(f"{place}: {line}: {error}")
 

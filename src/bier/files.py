@@ -73,9 +73,7 @@ def place_of(place: str | os.PathLike[str]) -> Path | str:
     if not is_url(text):
         return Path(place)
     scheme, _, rest = text.partition("://")
-    return (
-        Path(rest if rest.startswith("/") else f"/{rest}") if scheme in ("file", "local") and "::" not in text else text
-    )
+    return Path(rest) if scheme in ("file", "local") and rest.startswith("/") and "::" not in rest else text
 
 
 def is_url(place: object) -> bool:
@@ -105,13 +103,16 @@ def read_url(url: str, most: int = -1) -> bytes:
 # Stamps and digests
 
 
-def stamp(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """(size, modification time in nanoseconds): a file that keeps both is taken to be unchanged. (0, 0): no file."""
+def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    """(size, modification time in nanoseconds, inode): a file that keeps them is taken to be unchanged.
+
+    (0, 0, 0): no file.
+    """
     try:
         status = os.stat(path)  # noqa: PTH116 - a Path for each of a million names would cost more than the call
     except (OSError, ValueError):  # a NUL in the name
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+        return 0, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ino & (2**63 - 1)
 
 
 def digest_of(images: Iterable[Any], boxes: "NDArray[Any] | None" = None, about: Iterable[bytes] = ()) -> str:
@@ -129,8 +130,7 @@ def digest_of(images: Iterable[Any], boxes: "NDArray[Any] | None" = None, about:
         digest.update(np.ascontiguousarray(boxes).tobytes())
     for image in images:
         if isinstance(image, str | os.PathLike):
-            size, time = stamp(image)
-            digest.update(f"{os.fspath(image)!r} {size} {time}".encode())
+            digest.update(f"{os.fspath(image)!r} {stamp(image)}".encode())
         else:
             digest.update(image if isinstance(image, bytes) else np.asarray(image).tobytes())
     return digest.hexdigest()

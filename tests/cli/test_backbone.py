@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import bier
-from bier.collection import image_collection, model_of, open_collection, stored_collection
+from bier.collection import Collection, image_collection, stored_collection
 from bier.errors import ModelError
 from bier.images import open_image
 from bier.models.model import Untrained
@@ -61,11 +61,11 @@ def test_an_index_of_an_embeddings_file_remembers_the_backbone(cli: Cli, photos:
     assert (known.model["backbone"], len(known.model["fingerprint"])) == (NAME, 64)
     code, _, err = cli("index", tmp_path / "v.safetensors", "--out", tmp_path / "i")
     assert code == 0, err
-    store = open_collection(str(tmp_path / "i"))
-    assert model_of(store, None).metadata == {"method": "untrained"}
-    store.about["model"]["fingerprint"] = "0" * 64
+    assert Collection.open(tmp_path / "i").model.metadata == {"method": "untrained"}
+    other = Collection.open(tmp_path / "i")
+    other.store.about["model"]["fingerprint"] = "0" * 64
     with pytest.raises(bier.BierError, match="other weights"):
-        model_of(store, None)
+        _ = other.model
 
 
 def test_evaluate_measures_the_backbone(cli: Cli, photos: Path, tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from bier.models.model import Model, load
 from bier.search import Index, embeddings, read_embeddings
 
 Cli = Callable[..., tuple[int, str, str]]
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +171,7 @@ def test_what_has_changed_is_encoded_again(
     assert set(found.labels or ()) == {"y" if change == "labels" else "x"}
 
 
-def test_processes_share_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_written_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "SHARD", 5)
     vectors, raw = np.random.default_rng(0).normal(size=(2, 12, 6)).astype(np.float32)
 
@@ -183,12 +179,12 @@ def test_processes_share_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return embeddings.EmbeddingsWriter(tmp_path / "r.safetensors", 12, fingerprint)
 
     assert writer().begin() == 0
-    assert [list(rows) for _, rows, _ in writer().share(1, 2)] == [[5, 6, 7, 8, 9]]
-    for rank in (1, 0):
-        for number, rows, done in writer().share(rank, 2):
-            assert not done
-            writer().write(number, vectors[rows], raw[rows])
-        assert writer().begin() == (12 if rank == 0 else 5)
+    assert [list(rows) for _, rows in writer().missing()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+    writer().write(1, vectors[5:10], raw[5:10])
+    assert writer().begin() == 5
+    for number, rows in writer().missing():
+        writer().write(number, vectors[rows], raw[rows])
+    assert writer().begin() == 12
     about = {"paths": [f"{n}.jpg" for n in range(12)], "groups": [2, 4], "weighting": "sqrt"}
     writer().finish(about)
     found = read_embeddings(tmp_path / "r.safetensors", raw=True)
@@ -265,25 +261,16 @@ def test_urls(cli: Cli, place: Path, tmp_path: Path, source: str) -> None:
         assert reason in errors
 
 
-def test_torchrun(place: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bier"]
-    arguments = ["embed", str(place / "run"), str(place / "photos"), "--out", str(place / "two.safetensors"), "--json"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=QUIET, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["images"] == 12
-    files = sorted((place / "photos").rglob("*.png"), key=lambda path: path.relative_to(place).as_posix())
-    np.testing.assert_allclose(
-        load_file(place / "two.safetensors")["vectors"], load(place / "run").encode(files), atol=1e-5
-    )
-
-
 def test_bad_input_is_one_line(cli: Cli, place: Path) -> None:
     for arguments, expected in (
         ((place / "photos", place / "photos", "--out", place / "x.safetensors"), "model.json"),
         ((place / "run", place / "nowhere", "--out", place / "x.safetensors"), "folder, or a table"),
         ((place / "run", place / "photos", "--out", place / "x.npy"), ".safetensors"),
-        ((place / "run", place / "photos"), "either --out FILE or --store URI"),
-        ((place / "run", place / "photos", "--out", place / "x.safetensors", "--ray", "--cache", place), "--cache"),
+        ((place / "run", place / "photos"), "Missing option '--out'"),
+        (
+            (place / "run", place / "photos", "--out", place / "x.safetensors", "--ray", "local", "--cache", place),
+            "--cache",
+        ),
     ):
         code, output, errors = cli("embed", *arguments)
         assert (code, output) == (2, "")

@@ -16,11 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from bier.cli.embed import with_ray_address
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
-from bier.search import embeddings, open_store, read_embeddings
+from bier.search import embeddings, read_embeddings
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_200)]  # Ray leaves files open
@@ -77,7 +76,7 @@ def write_table(place: Path, count: int = 40) -> Path:
 
 def test_ray_writes_what_one_process_does(cli: Cli, cluster: None, place: Path) -> None:
     table, results = write_table(place), []
-    for name, options in (("one", ()), ("two", ("--ray",))):
+    for name, options in (("one", ()), ("two", ("--ray", "local"))):
         arguments = ("embed", *options, place / "run", table, "--out", place / f"{name}.safetensors")
         code, output, errors = cli(*arguments, "--skip-broken", "--json")
         assert code == 0, errors
@@ -90,28 +89,9 @@ def test_ray_writes_what_one_process_does(cli: Cli, cluster: None, place: Path) 
 
 
 @pytest.mark.slow
-def test_vectors_go_straight_into_a_store(cli: Cli, cluster: None, place: Path) -> None:
-    pytest.importorskip("qdrant_client")
-    table, results = write_table(place), []
-    for name, options in (("one", ()), ("two", ("--ray",)), ("two", ("--ray",))):
-        arguments = ("embed", place / "run", table, "--store", f"qdrant:{place / name}", *options)
-        code, output, errors = cli(*arguments, "--skip-broken", "--json")
-        assert code == 0, errors
-        results.append(json.loads(output))
-    assert [result["added"] for result in results] == [39, 39, 0]  # what is there is not encoded again
-    assert [result["images"] for result in results] == [39, 39, 39]
-    assert results[0]["skipped"] == results[1]["skipped"]
-    one, two = (open_store(f"qdrant:{place / name}") for name in ("one", "two"))
-    np.testing.assert_allclose(one.vectors(one.ids), two.vectors(one.ids), atol=1e-6)
-    assert one.entries(one.ids) == two.entries(one.ids)
-    one.close()
-    two.close()
-
-
-@pytest.mark.slow
 def test_a_broken_image_is_the_same_line(cli: Cli, cluster: None, place: Path) -> None:
     table, said = write_table(place), []
-    for options in ((), ("--ray",)):
+    for options in ((), ("--ray", "local")):
         code, output, errors = cli("embed", place / "run", table, "--out", place / "b.safetensors", *options)
         assert (code, output) == (2, "")
         said.append(errors)
@@ -165,7 +145,7 @@ def test_a_killed_worker_is_replaced(cli: Cli, cluster: None, place: Path, slow_
     killer = threading.Thread(target=kill)
     killer.start()
     started = time.perf_counter()
-    code, _, errors = cli("embed", place / "run", slow_photos, "--out", out, "--ray", "--json")
+    code, _, errors = cli("embed", place / "run", slow_photos, "--out", out, "--ray", "local", "--json")
     seconds = time.perf_counter() - started
     killer.join()
     assert code == 0, errors
@@ -182,7 +162,7 @@ def test_a_killed_worker_is_replaced(cli: Cli, cluster: None, place: Path, slow_
 def test_a_killed_driver_resumes(cli: Cli, cluster: None, place: Path, slow_photos: Path) -> None:
     """The command starts a cluster of its own, which ends with it."""
     out = place / "driver.safetensors"
-    words = ["bier", "embed", str(place / "run"), str(slow_photos), "--out", str(out), "--ray", "--json"]
+    words = ["bier", "embed", str(place / "run"), str(slow_photos), "--out", str(out), "--ray", "local", "--json"]
     program = f"import sys; from bier.search import embeddings; embeddings.SHARD = 5; sys.argv = {words!r}; "
     command = [sys.executable, "-c", program + "from bier.cli import main; main()"]
     with (place / "driver.log").open("w") as log:
@@ -205,18 +185,3 @@ def test_a_killed_driver_resumes(cli: Cli, cluster: None, place: Path, slow_phot
     while time.monotonic() < deadline and any(Path(f"/proc/{one}").exists() for one in below):
         time.sleep(0.2)
     assert [one for one in below if Path(f"/proc/{one}").exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["embed", "--ray"], ["--ray", "local"]),
-        (["embed", "--ray", "runs/a", "photos"], ["--ray", "local", "runs/a", "photos"]),
-        (["embed", "--ray", "--json"], ["--ray", "local", "--json"]),
-        (["embed", "--ray", "auto", "runs/a"], ["--ray", "auto", "runs/a"]),
-        (["embed", "--ray", "ray://head:10001"], ["--ray", "ray://head:10001"]),
-        (["embed", "--ray", "10.0.0.1:6379"], ["--ray", "10.0.0.1:6379"]),
-    ],
-)
-def test_the_address_may_be_left_out(words: list[str], expected: list[str]) -> None:
-    assert with_ray_address(words) == ["embed", *expected]

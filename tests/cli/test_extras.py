@@ -56,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("postgres", "psycopg", ["index", "vectors.safetensors", "--store", "postgresql://localhost/shop"]),
         ("qdrant", "qdrant_client", ["index", "vectors.safetensors", "--store", "qdrant:some"]),
         ("peers", "pytorch_metric_learning", ["train", "--data", "glyphs", "--set", "loss.name=CircleLoss"]),
-        ("ray", "ray", ["embed", "model", "cars", "--out", "out.safetensors", "--ray"]),
+        ("ray", "ray", ["embed", "model", "cars", "--out", "out.safetensors", "--ray", "local"]),
         ("serve", "fastapi", ["serve", "model", "--images", "."]),
         ("serve", "uvicorn", ["serve", "model", "--images", "."]),
         ("serve", "python_multipart", ["serve", "model", "--images", "."]),

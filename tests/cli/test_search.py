@@ -90,11 +90,23 @@ def test_a_picture_from_elsewhere(cli: Cli, index: Path, photos: Path, tmp_path:
 
 def test_an_id_is_a_query_too_and_filters_hold(cli: Cli, index: Path) -> None:
     found = results(
-        cli("search", index, "along/0.png", "-k", "50", "--where", "label=both", "--where", "label=along", "--json")
+        cli(
+            "search",
+            index,
+            "along/0.png",
+            "--id",
+            "-k",
+            "50",
+            "--where",
+            "label=both",
+            "--where",
+            "label=along",
+            "--json",
+        )
     )
     assert len(found) == 15
     assert {one["label"] for one in found} == {"both", "along"}
-    code, out, err = cli("search", index, "along/0.png", "-k", "2")
+    code, out, err = cli("search", index, "along/0.png", "--id", "-k", "2")
     assert (code, out) == (0, "")
     assert "2 of 24 images" in err
     assert "similarity" in err
@@ -109,14 +121,14 @@ def test_a_run_finds_the_index_inside_it(cli: Cli, run_folder: Path, photos: Pat
 
 
 def test_the_picture_frames_right_and_wrong(cli: Cli, index: Path, photos: Path, tmp_path: Path) -> None:
-    found = results(cli("search", index, "both/0.png", "-k", "8", "--picture", tmp_path / "row.png", "--json"))
+    found = results(cli("search", index, "both/0.png", "--id", "-k", "8", "--picture", tmp_path / "row.png", "--json"))
     with Image.open(tmp_path / "row.png") as picture:
         colours = {colour for _, colour in picture.getcolors(maxcolors=1_000_000)}
         assert picture.width > 7 * 200
         assert picture.height > 2 * 200
     assert ((26, 127, 55) in colours) == any(one["label"] == "both" for one in found)
     assert ((207, 34, 46) in colours) == any(one["label"] != "both" for one in found)
-    code, _, err = cli("search", index, "both/0.png", "--picture", tmp_path / "row.doc")
+    code, _, err = cli("search", index, "both/0.png", "--id", "--picture", tmp_path / "row.doc")
     assert (code, "must be a picture file" in err) == (2, True)
 
 
@@ -141,7 +153,7 @@ def test_an_index_of_embeddings(cli: Cli, tmp_path: Path) -> None:
     summary = json.loads(out)
     assert (summary["images"], summary["method"], summary["groups"]) == (30, "exact", [4, 8])
     vectors = read_embeddings(file).vectors
-    found = results(cli("search", tmp_path / "index", "photos/4.jpg", "-k", "5", "--json"))
+    found = results(cli("search", tmp_path / "index", "photos/4.jpg", "--id", "-k", "5", "--json"))
     rows = [row for row in np.argsort(-(vectors @ vectors[4])) if row != 4][:5]
     assert [one["id"] for one in found] == [f"photos/{row}.jpg" for row in rows]
 
@@ -177,11 +189,11 @@ def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_pat
     for option, added in (("--store", 19), ("--store", 0), ("--add", 0)):
         code, out, err = cli("index", file, option, uri, "--json")
         assert code == 0, err
-        assert (json.loads(out)["added"], json.loads(out)["images"]) == (added, 30)
+        assert (json.loads(out)["new"], json.loads(out)["images"]) == (added, 30)
         assert "s3cret" not in out + err
     cli("index", file, "--out", tmp_path / "index")
     for more in ([], ["--where", "label=2"], ["--learners", "1"]):
-        question = ("photos/4.jpg", "-k", "5", "--json", *more)
+        question = ("photos/4.jpg", "--id", "-k", "5", "--json", *more)
         theirs, ours = results(cli("search", uri, *question)), results(cli("search", tmp_path / "index", *question))
         assert [one["id"] for one in theirs] == [one["id"] for one in ours]
         assert [one["label"] for one in theirs] == [one["label"] for one in ours]
@@ -190,7 +202,7 @@ def test_a_store_is_loaded_in_steps_and_answers_like_the_index(cli: Cli, tmp_pat
     code, out, err = cli("index", file, "--store", uri)
     assert (code, "empty it with --rebuild" in err, "s3cret" in out + err) == (2, True, False)
     code, out, _ = cli("index", file, "--store", uri, "--rebuild", "--json")
-    assert (code, json.loads(out)["added"]) == (0, 30)
+    assert (code, json.loads(out)["new"]) == (0, 30)
 
 
 def test_a_store_is_shown_with_the_model_that_it_names(
@@ -215,9 +227,9 @@ def test_mistakes_end_with_one_line(cli: Cli, index: Path, run_folder: Path, pho
         (("index", photos, photos, "--out", tmp_path / "x"), "A model must be a folder with model.json"),
         (("index", tmp_path / "v.safetensors", "--out", tmp_path / "x"), "v.safetensors is missing"),
         (("index", run_folder, photos, "--store", "redis:x"), "milvus:NAME.db"),
-        (("search", index, tmp_path / "no.jpg"), "an image file or an id"),
-        (("search", index, "both/0.png", "-k", "0"), "'-k' parameter must be a whole number of at least 1"),
-        (("search", index, "both/0.png", "--where", "label"), "must be KEY=VALUE"),
+        (("search", index, tmp_path / "no.jpg"), "must be an image file. There is none at"),
+        (("search", index, "both/0.png", "--id", "-k", "0"), "'-k' parameter must be a whole number of at least 1"),
+        (("search", index, "both/0.png", "--id", "--where", "label"), "must be KEY=VALUE"),
         (("search", tmp_path / "nowhere", "both/0.png"), "must be an index, a store's URI or a run"),
     ):
         code, out, err = cli(*arguments)
@@ -247,7 +259,7 @@ def with_threshold(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> 
 
 def test_same_returns_only_what_lies_above_the_threshold(cli: Cli, with_threshold: tuple[Path, float]) -> None:
     index, threshold = with_threshold
-    code, out, err = cli("search", index, "along/0.png", "--same", "--json")
+    code, out, err = cli("search", index, "along/0.png", "--id", "--same", "--json")
     assert code == 0, err
     answer = json.loads(out)
     assert answer["threshold"] == pytest.approx(threshold)
@@ -255,38 +267,38 @@ def test_same_returns_only_what_lies_above_the_threshold(cli: Cli, with_threshol
     assert all(one["similarity"] >= threshold for one in answer["results"])
     # with the weights alpha, the score is not the cosine: (1/6)^2 + (2/6)^2 + (3/6)^2 of it
     assert all(one["score"] == pytest.approx(one["similarity"] * 14 / 36, rel=1e-4) for one in answer["results"])
-    everything = results(cli("search", index, "along/0.png", "--json"))
+    everything = results(cli("search", index, "along/0.png", "--id", "--json"))
     assert [one["id"] for one in answer["results"]] == [one["id"] for one in everything[:4]]
     assert everything[4]["similarity"] < threshold
-    code, _, err = cli("search", index, "along/0.png", "--same")
+    code, _, err = cli("search", index, "along/0.png", "--id", "--same")
     assert f"4 of 16 images with a similarity of {threshold:.4f} or more" in err
     assert "similarity" in err.splitlines()[0]
 
 
 def test_same_says_when_there_is_nothing(cli: Cli, with_threshold: tuple[Path, float], photos: Path) -> None:
     index, _ = with_threshold
-    code, out, err = cli("search", index, "along/0.png", "--threshold", "0.9999999", "--json")
+    code, out, err = cli("search", index, "along/0.png", "--id", "--threshold", "0.9999999", "--json")
     assert code == 0, err
     assert json.loads(out)["results"] == []
     assert json.loads(out)["nearest"] < 1
-    code, out, err = cli("search", index, "along/0.png", "--threshold", "0.9999999")
+    code, out, err = cli("search", index, "along/0.png", "--id", "--threshold", "0.9999999")
     assert (code, out) == (0, "")
     assert "The collection has no image with a similarity of 1.0000 or more: the nearest has 0." in err
     assert len(err.strip().splitlines()) == 1
-    assert len(results(cli("search", index, "along/0.png", "--threshold", "-1", "--json"))) == 10
+    assert len(results(cli("search", index, "along/0.png", "--id", "--threshold", "-1", "--json"))) == 10
 
 
 def test_a_threshold_of_some_learners(cli: Cli, with_threshold: tuple[Path, float], photos: Path) -> None:
     index, _ = with_threshold
-    for query in ("along/0.png", photos / "across" / "0.png"):  # one of the collection, and a file
-        code, out, err = cli("search", index, query, "--same", "--learners", "1", "-k", "20", "--json")
+    for query in (("along/0.png", "--id"), (photos / "across" / "0.png",)):  # one of the collection, and a file
+        code, out, err = cli("search", index, *query, "--same", "--learners", "1", "-k", "20", "--json")
         assert code == 0, err
         found = json.loads(out)
         assert found["threshold"] == 0.5
-        plain = results(cli("search", index, query, "--learners", "1", "-k", "20", "--json"))
+        plain = results(cli("search", index, *query, "--learners", "1", "-k", "20", "--json"))
         assert found["results"] == [one for one in plain if one["similarity"] >= 0.5]
         assert max(one["similarity"] for one in plain) <= 1
-    code, _, err = cli("search", index, "along/0.png", "--same", "--learners", "2")
+    code, _, err = cli("search", index, "along/0.png", "--id", "--same", "--learners", "2")
     assert (code, "none reached a precision of 95%" in err) == (2, True)
 
 
@@ -296,11 +308,11 @@ def test_without_a_threshold_same_is_one_clear_line(cli: Cli, index: Path) -> No
         (("--threshold", "1.5"), "'--threshold' option must be a cosine from -1 to 1. Got 1.5"),
         (("--rerank", "best"), "'rerank' parameter must be one of alpha-qe, dba, k-reciprocal. Got 'best'"),
     ):
-        code, out, err = cli("search", index, "both/0.png", *arguments)
+        code, out, err = cli("search", index, "both/0.png", "--id", *arguments)
         assert (code, out) == (2, "")
         assert message in err
         assert len(err.strip().splitlines()) == 1
-    assert results(cli("search", index, "both/0.png", "--threshold", "0.5", "--json"))
+    assert results(cli("search", index, "both/0.png", "--id", "--threshold", "0.5", "--json"))
 
 
 @pytest.mark.parametrize("name", ["alpha-qe", "dba", "k-reciprocal"])
@@ -313,12 +325,12 @@ def test_re_ranking_is_that_of_python(
     others = [one for one in np.argsort(-(vectors @ vectors[row]), kind="stable") if one != row]
     order = np.argsort(-rerank(name, vectors[row], vectors[others]), kind="stable")
     expected = [made.ids[others[place]] for place in order[:6]]
-    for query in ("both/3.png", photos / "both" / "3.png"):
-        found = results(cli("search", index, query, "-k", "6", "--rerank", name, "--json"))
+    for query in (("both/3.png", "--id"), (photos / "both" / "3.png",)):
+        found = results(cli("search", index, *query, "-k", "6", "--rerank", name, "--json"))
         assert [one["id"] for one in found] == expected
         assert [one["rank"] for one in found] == [1, 2, 3, 4, 5, 6]
     same, threshold = with_threshold
-    found = results(cli("search", same, "along/0.png", "--same", "--rerank", name, "--json"))
+    found = results(cli("search", same, "along/0.png", "--id", "--same", "--rerank", name, "--json"))
     assert found
     assert all(one["similarity"] >= threshold for one in found)
 

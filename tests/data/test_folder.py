@@ -202,9 +202,9 @@ def test_what_bier_has_written_is_no_class(
 def test_a_url_divides_as_the_folder_does(pictures: Path, cli: Callable[..., tuple[int, str, str]]) -> None:
     remote = fsspec.filesystem("memory")
     for path in pictures.rglob("*.png"):
-        remote.pipe(f"/shop/{path.relative_to(pictures).as_posix()}", path.read_bytes())
+        remote.pipe(f"/divided/{path.relative_to(pictures).as_posix()}", path.read_bytes())
     here = load("folder", pictures, seed=2)
-    for url in (f"file://{pictures}", "memory://shop"):
+    for url in (f"file://{pictures}", "memory://divided"):
         there = load("folder", url, seed=2)
         assert there.split == here.split
         assert there["test"].ids == here["test"].ids

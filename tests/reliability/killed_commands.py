@@ -29,7 +29,7 @@ from PIL import Image
 
 import bier
 import bier.cli
-from bier.collection import open_collection
+from bier.collection import Collection
 from bier.errors import BierError
 from bier.files import checksum
 from bier.method.ensemble import EmbeddingEnsemble
@@ -105,7 +105,7 @@ class MakeIndex(Command):
         bier_command("index", file, "--out", folder / "index", "--json")
 
     def content(self, folder: Path) -> Content:
-        index = open_collection(str(folder / "index"))
+        index = Collection.open(folder / "index").store
         data = folder / "index" / json.loads((folder / "index" / "manifest.json").read_text())["data"]
         return {file.name: checksum(file) for file in data.iterdir()} | {"rows": str(len(index))}
 

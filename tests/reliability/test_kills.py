@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bier.collection import stored as collection
+from bier.collection import Changes, Collection
 from bier.search import Index
 from bier.search.embeddings import EmbeddingsWriter
 
@@ -60,17 +60,17 @@ def test_two_processes_that_change_one_index(
     tally: Any, model: Path, photos: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two that added at once, the later one saved an index without what the other had added, and both said so."""
-    index, adding = tmp_path / "index", collection._add_missing
+    index, adding = tmp_path / "index", Collection.add
     assert cli("index", model, photos / "class 0", "--out", index)[0] == 0
     seen: list[tuple[int, str, str]] = []
 
-    def add_beside_others(*arguments: Any) -> int:
-        monkeypatch.setattr(collection, "_add_missing", adding)
+    def add_beside_others(*arguments: Any) -> Changes:
+        monkeypatch.setattr(Collection, "add", adding)
         seen.append(cli("index", model, photos / "class 2", "--add", index))
         seen.append(cli("index", model, photos / "class 2", "--out", index))
         return adding(*arguments)
 
-    monkeypatch.setattr(collection, "_add_missing", add_beside_others)
+    monkeypatch.setattr(Collection, "add", add_beside_others)
     code, _, said = cli("index", model, photos / "class 1", "--add", index)
     for done in seen:
         tally.case("two processes: index", one_line(done, "Another process is saving the index"), note=done[2])

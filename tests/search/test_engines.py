@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bier.collection import add_to_collection, fill_store
-from bier.collection import stored as collections
+from bier.collection import Collection, changing
+from bier.collection import collection as collections
 from bier.errors import MissingExtraError, SearchError
 from bier.search import Entry, Index, Store, engines, is_store_uri, open_store
 from bier.search.engines import milvus, postgres, qdrant
@@ -56,6 +56,20 @@ METADATA = [
     for row in range(COUNT)
 ]
 SOURCE = StoredSource(IDS, LABELS, GROUPS, MODEL, VECTORS)
+
+
+def fill_store(source: StoredSource, uri: str, rebuild: bool = False) -> tuple[int, int]:
+    """(images in the store, images that were new), as `bier index --store` loads them."""
+    with changing(uri, source, rebuild) as collection:
+        new = collection.add(source).new
+        return len(collection.store), new
+
+
+def add_to_collection(source: StoredSource, target: str) -> tuple[int, int]:
+    """As `bier index --add` adds."""
+    with changing(target) as collection:
+        new = collection.add(source).new
+        return len(collection.store), new
 
 
 def address(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
@@ -297,7 +311,7 @@ def test_more_images_are_added_to_a_collection(kind: str, request: pytest.Fixtur
     assert add_to_collection(replace(first, about={**MODEL, "root": "/more"}, ids=first.ids[:9]), target) == (309, 9)
     store = open_store(target)
     assert store.known(["/more/3.jpg", "299.jpg", "/photos/3.jpg"]) == ["/more/3.jpg", "299.jpg"]
-    assert collections.image_path(store, "/more/3.jpg") == Path("/more/3.jpg")
+    assert Collection(store).path(store.entries(["/more/3.jpg"])[0]) == Path("/more/3.jpg")
     store.close()
 
 

@@ -122,7 +122,7 @@ def _arguments() -> list[str]:
         place = arguments.index("")
         after = f" after {arguments[place - 1]}" if place else ""
         raise ConfigError(f"An argument must not be empty. Got ''{after}, as a shell variable without a value gives.")
-    return embed.with_ray_address(arguments) or ["--help"]
+    return arguments or ["--help"]
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from bier.errors import SearchError
 from bier.files import file_aside, printable, writing
+from bier.images import Box, Source
 from bier.images.decode import open_image
 
 SIDE, FRAME, GAP, TEXT = 200, 6, 14, 44
@@ -18,7 +19,7 @@ _PER_ROW = 6
 class Tile(NamedTuple):
     """An image, the two lines beneath it, and whether it is right (None: not known)."""
 
-    path: Path
+    picture: tuple[Source, Box | None]
     title: str
     name: str
     right: bool | None
@@ -47,7 +48,7 @@ def _place(canvas: Image.Image, tile: Tile, left: int, top: int) -> None:
     outer = SIDE + 2 * FRAME
     draw.rectangle([left, top, left + outer - 1, top + outer - 1], fill=colour)
     draw.rectangle([left + FRAME, top + FRAME, left + FRAME + SIDE - 1, top + FRAME + SIDE - 1], fill="white")
-    image = open_image(tile.path, at_least=SIDE)
+    image = open_image(tile.picture[0], at_least=SIDE, box=tile.picture[1])
     image.thumbnail((SIDE, SIDE))
     canvas.paste(image, (left + FRAME + (SIDE - image.width) // 2, top + FRAME + (SIDE - image.height) // 2))
     title, small = ImageFont.load_default(17), ImageFont.load_default(14)

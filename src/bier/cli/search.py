@@ -2,9 +2,8 @@
 
 import json as json_text
 import time
-from collections.abc import Callable
-from contextlib import closing
-from functools import cache
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -12,13 +11,15 @@ import typer
 from rich.table import Table
 
 from bier.cli.terminal import Json, console, emit, say
-from bier.errors import SearchError
+from bier.errors import SearchError, did_you_mean
 from bier.files import printable
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from bier.models.model import Model
+    from bier.collection import Collection
+    from bier.images import Box
+    from bier.images import Source as Picture
     from bier.search import Id, Label, Store
     from bier.search.rerank import Match
 
@@ -27,7 +28,7 @@ class _Query(NamedTuple):
     """A picture to search with: its vector, its file, and its id and label if it is in the collection."""
 
     vector: "np.ndarray[Any, Any]"
-    path: Path
+    picture: "tuple[Picture, Box | None]"
     known_as: "Id | None"
     label: "Label"
 
@@ -36,8 +37,9 @@ CollectionName = Annotated[
     str, typer.Argument(metavar="COLLECTION", help="An index, a store's URI, or a run that has an index.")
 ]
 QueryName = Annotated[
-    str, typer.Argument(metavar="QUERY", help="An image file, or the id of an image in the collection.")
+    str, typer.Argument(metavar="QUERY", help="An image file; with --id the id of an image in the collection.")
 ]
+IsId = Annotated[bool, typer.Option("--id", help="QUERY is the id of an image in the collection, and not a file.")]
 Count = Annotated[int, typer.Option("-k", metavar="N", help="How many images to show.")]
 ModelPath = Annotated[
     Path | None,
@@ -79,6 +81,7 @@ PictureFile = Annotated[
 def search(
     collection: CollectionName,
     query: QueryName,
+    is_id: IsId = False,
     k: Count = 10,
     model: ModelPath = None,
     learners: Learners = None,
@@ -100,38 +103,44 @@ def search(
 
     bier search runs/birds heron.jpg --where label=Heron --where label=Gull
 
+    bier search birds.index Heron/7.jpg --id --where year=2024
+
     bier search birds.index heron.jpg --same --rerank k-reciprocal
 
     bier search "postgresql://db.example/shop#birds" heron.jpg --json
     """
-    from bier.collection import model_of, open_collection, threshold_of
+    from bier.collection import Collection
+    from bier.search import Index
     from bier.search.rerank import search_one
     from bier.search.store import checked_count
 
     k = checked_count(k, "-k")
     if threshold is not None and not -1 <= threshold <= 1:
         raise SearchError(f"The '--threshold' option must be a cosine from -1 to 1. Got {threshold:g} instead.")
-    with closing(open_collection(collection)) as store:
-        load_model = cache(lambda: model_of(store, model))
+    with closing(Collection.open(collection, model)) as opened:
+        store = opened.store
         if same and threshold is None:
-            threshold = threshold_of(load_model(), learners)
-        asked = _read_query(store, query, load_model, learners, label)
+            threshold = opened.threshold(learners)
+        asked = _read_query(opened, query, is_id, learners, label)
+        wanted = _filter(where)
         start = time.perf_counter()
         matches = search_one(
             store,
             asked.vector,
             k,
             rerank=rerank,
-            where=_filter(where),
+            where=wanted,
             learners=learners,
             without=asked.known_as,
         )
         seconds = time.perf_counter() - start
         nearest = max((match.similarity for match in matches), default=None)
-        results = _described(store, [one for one in matches if threshold is None or one.similarity >= threshold])
+        if wanted and (isinstance(store, Index) or not matches):
+            _check_filter(store, wanted)
+        results = _described(opened, [one for one in matches if threshold is None or one.similarity >= threshold])
         images = len(store)
         if picture is not None:
-            _draw(store, asked, results, picture)
+            _draw(opened, asked, results, picture)
     if json:
         about = {} if threshold is None else {"threshold": threshold, "nearest": nearest}
         emit({"query": query, "label": asked.label, "results": results, "seconds": round(seconds, 6), **about})
@@ -151,21 +160,24 @@ def _summary(
     return f"The collection has no image with a similarity of {threshold:.4f} or more: {best}."
 
 
-def _read_query(
-    store: "Store", query: str, load_model: "Callable[[], Model]", learners: int | None, label: str | None
-) -> _Query:
-    from bier.collection import id_of_file, image_path
-
-    file = Path(query)
-    known_as = id_of_file(store, file) if file.is_file() else _as_id(store, query)
-    if known_as is None and not file.is_file():
-        raise SearchError(f"The query must be an image file or an id of the collection. Found neither at {query!r}.")
-    known = store.entries([known_as])[0].label if known_as is not None else None
-    if known_as is not None:
-        file = image_path(store, known_as)
-        return _Query(store.vectors([known_as])[0], file, known_as, label or known)
-    vector = load_model().encode([file], learners=learners)[0]
-    return _Query(vector, file, None, label)
+def _read_query(collection: "Collection", query: str, is_id: bool, learners: int | None, label: str | None) -> _Query:
+    """A file is read, also where an id has the same name: the stored vector is used only for that very file."""
+    store, file = collection.store, Path(query)
+    if not is_id and not file.is_file():
+        known = " The collection has an image of this id; add --id to search for it." * bool(_as_id(store, query))
+        raise SearchError(f"The query must be an image file. There is none at {query!r}.{known}")
+    if not is_id:
+        entry = collection.find(file)
+        if entry is None or not collection.is_current(entry):
+            vector = collection.model.encode([file], learners=learners)[0]
+            return _Query(vector, (file, None), entry and entry.id, label or (entry and entry.label))
+    else:
+        one = _as_id(store, query)
+        if one is None:
+            raise SearchError(f"The query must be an id of the collection. It has no {query!r}.")
+        entry = store.entries([one])[0]
+    vector = store.vectors([entry.id])[0]
+    return _Query(vector, collection.picture(entry.id), entry.id, label or entry.label)
 
 
 def _as_id(store: "Store", query: str) -> "Id | None":
@@ -177,27 +189,42 @@ def _as_id(store: "Store", query: str) -> "Id | None":
 
 
 def _filter(where: list[str] | None) -> dict[str, list[Any]] | None:
-    """Filters like `label=Heron`. Values are read as JSON if they are (2024, true), except for labels."""
+    """Filters like `label=Heron`. A value such as 2024 or true matches both the number or truth and the text."""
     chosen: dict[str, list[Any]] = {}
     for text in where or []:
         key, sign, value = text.partition("=")
         if not sign or not key:
             raise SearchError(f"The '--where' option must be KEY=VALUE. Got {text!r} instead.")
-        chosen.setdefault(key, []).append(value if key == "label" else _value(value))
+        chosen.setdefault(key, []).append(value)
+        if key != "label":
+            with suppress(ValueError, RecursionError):  # plain text, numbers of 4,300 digits, a thousand brackets
+                plain = json_text.loads(value)
+                chosen[key] += [plain] if isinstance(plain, bool | int | float) else []
     return chosen or None
 
 
-def _value(text: str) -> Any:
-    try:
-        return json_text.loads(text)
-    except (ValueError, RecursionError):  # plain text, numbers of 4,300 digits, a thousand brackets
-        return text
+def _check_filter(store: "Store", where: "Mapping[str, list[Any]]") -> None:
+    """A key or a label that no image has is most likely a mistake; it would find nothing, in silence."""
+    entries = store.entries(store.ids)
+    from bier.collection import columns
+
+    keys = {"label": None} | {key: None for entry in entries for key in columns(entry.metadata)}
+    for key in where:
+        if key not in keys:
+            raise SearchError(
+                f"The '--where' option must name label or a column of the collection. No image has {key!r}; the keys "
+                f"are {', '.join(keys)}.{did_you_mean(key, keys)}"
+            )
+    labels = {str(entry.label) for entry in entries if entry.label is not None}
+    for label in where.get("label", []):
+        if label not in labels:
+            raise SearchError(f"No image of the collection has the label {label!r}.{did_you_mean(label, labels)}")
 
 
-def _described(store: "Store", matches: "list[Match]") -> list[dict[str, Any]]:
-    from bier.collection import entry_path
+def _described(collection: "Collection", matches: "list[Match]") -> list[dict[str, Any]]:
+    from bier.collection import columns
 
-    entries = store.entries([match.id for match in matches])
+    entries = collection.store.entries([match.id for match in matches])
     return [
         {
             "rank": rank,
@@ -205,8 +232,8 @@ def _described(store: "Store", matches: "list[Match]") -> list[dict[str, Any]]:
             "score": match.score,
             "similarity": match.similarity,
             "label": entry.label,
-            "path": str(entry_path(store, entry)),
-            "metadata": entry.metadata,
+            "path": str(collection.path(entry)),
+            "metadata": columns(entry.metadata) or None,
         }
         for rank, (entry, match) in enumerate(zip(entries, matches, strict=True), 1)
     ]
@@ -225,14 +252,14 @@ def _tabulate(results: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def _draw(store: "Store", asked: _Query, results: list[dict[str, Any]], out: Path) -> None:
+def _draw(collection: "Collection", asked: _Query, results: list[dict[str, Any]], out: Path) -> None:
     from bier.cli.picture import Tile, draw_row
 
     def right(one: dict[str, Any]) -> bool | None:
         return None if asked.label is None or one["label"] is None else str(one["label"]) == str(asked.label)
 
-    tiles = [Tile(asked.path, "query", "" if asked.label is None else str(asked.label), None)]
+    tiles = [Tile(asked.picture, "query", "" if asked.label is None else str(asked.label), None)]
     for one in results:
         name = Path(one["path"]).name if one["label"] is None else str(one["label"])
-        tiles.append(Tile(Path(one["path"]), f"{one['similarity']:.3f}", name, right(one)))
+        tiles.append(Tile(collection.picture(one["id"]), f"{one['similarity']:.3f}", name, right(one)))
     draw_row(tiles, out)

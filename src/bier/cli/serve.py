@@ -33,7 +33,7 @@ DataName = Annotated[
     typer.Option("--data", metavar="NAME", help="Show this data set. \\[default: the data set of the run]"),
 ]
 Images = Annotated[
-    Path | None, typer.Option("--images", metavar="PATH", help="Show the images of this folder or table.")
+    str | None, typer.Option("--images", metavar="PATH", help="Show the images of this folder or table.")
 ]
 IndexFolder = Annotated[Path | None, typer.Option("--index", metavar="FOLDER", help="Show this index.")]
 StoreUri = Annotated[str | None, typer.Option("--store", metavar="URI", help="Show this store.")]
@@ -120,7 +120,7 @@ def _collection(
     run: "Path | Untrained | None",
     data: str | None,
     root: str | None,
-    images: Path | None,
+    images: str | None,
     index: Path | None,
     store: str | None,
     progress: "Progress",

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from bier.errors import BierError, ConfigError
-from bier.files import printable
+from bier.files import place_of, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -73,6 +73,14 @@ Cache = Annotated[
         help="Keep prepared images in this folder; later runs read them from there, many times faster.",
     ),
 ]
+MoreImages = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="IMAGES",
+        help="With a model: a folder of images, or a table (CSV or Parquet) with the columns path and label; or the "
+        "URL of one.",
+    ),
+]
 Backbone = Annotated[
     str | None,
     typer.Option(
@@ -124,13 +132,13 @@ def untrained(backbone: str) -> "Untrained":
     return Untrained(name, Path(file) if file else None)
 
 
-def model_and_images(first: Path | None, second: Path | None, backbone: str | None) -> tuple["Path | Untrained", Path]:
-    """Arguments MODEL IMAGES; with `--backbone` only IMAGES."""
+def model_and_images(first: str, second: str | None, backbone: str | None) -> tuple["Path | Untrained", Path | str]:
+    """Arguments MODEL IMAGES; with `--backbone` only IMAGES, which may be a URL."""
     given = [path for path in (first, second) if path is not None]
     if len(given) != (2 if backbone is None else 1):
         wanted = "a run or model and then the images, or --backbone NAME and the images alone"
         raise ConfigError(f"Give {wanted}. Got {len(given)} path{'s' * (len(given) != 1)} instead.")
-    return (downloaded(given[0]) if backbone is None else untrained(backbone)), given[-1]
+    return (downloaded(Path(given[0])) if backbone is None else untrained(backbone)), place_of(given[-1])
 
 
 def model_or_backbone(model: Path | None, backbone: str | None) -> "Path | Untrained":

@@ -6,21 +6,16 @@ a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
 `bier.collection.ray` encodes on a cluster and is imported where it is asked for.
 """
 
+from bier.collection.collection import Changes as Changes
+from bier.collection.collection import Collection as Collection
+from bier.collection.collection import changing as changing
+from bier.collection.collection import columns as columns
+from bier.collection.collection import run_folder as run_folder
 from bier.collection.encoding import ImageSource as ImageSource
 from bier.collection.encoding import about_model as about_model
 from bier.collection.encoding import write_embeddings as write_embeddings
 from bier.collection.served import KS as KS
-from bier.collection.served import Collection as Collection
 from bier.collection.served import data_collection as data_collection
 from bier.collection.served import image_collection as image_collection
 from bier.collection.served import recall_of as recall_of
 from bier.collection.served import stored_collection as stored_collection
-from bier.collection.stored import add_to_collection as add_to_collection
-from bier.collection.stored import entry_path as entry_path
-from bier.collection.stored import fill_store as fill_store
-from bier.collection.stored import id_of_file as id_of_file
-from bier.collection.stored import image_path as image_path
-from bier.collection.stored import model_of as model_of
-from bier.collection.stored import open_collection as open_collection
-from bier.collection.stored import run_folder as run_folder
-from bier.collection.stored import threshold_of as threshold_of

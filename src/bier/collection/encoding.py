@@ -1,9 +1,9 @@
 """Images to vectors: a model encodes the images of a part, for an embeddings file, an index or a store."""
 
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch.utils.data import Subset
 
-from bier import distributed, files
+from bier import files
 from bier.data import Part
 from bier.errors import DataError, ModelError
 from bier.images import Broken
@@ -19,8 +19,10 @@ from bier.models.backends import Backend, check_backend
 from bier.models.embed import inputs_for
 from bier.models.model import Model, Untrained, description_file, load
 from bier.search.embeddings import EmbeddingsWriter
-from bier.search.sources import Progress, Source, Stream
-from bier.search.store import Floats, Id, Label
+from bier.search.sources import STAMP as STAMP
+from bier.search.sources import Progress, Source, stamp_of
+from bier.search.sources import is_same_file as is_same_file
+from bier.search.store import Floats, Id, Label, Metadata
 
 
 def model_folder(path: Path) -> Path:
@@ -65,7 +67,7 @@ class Block(NamedTuple):
     broken: Sequence[Broken] = ()
 
 
-class ModelSource(Stream):
+class ModelSource(Source):
     """Images that a model encodes: in this process (`ImageSource`) or on a cluster (`bier.collection.ray`).
 
     Args:
@@ -90,13 +92,22 @@ class ModelSource(Stream):
     ) -> None:
         root = files.name_text(part.root.resolve()) if isinstance(part.root, Path) else part.root
         self.about: Mapping[str, Any] = {"model": about_model(run), "root": root}
+        self.place = Path(os.path.abspath(part.root)) if isinstance(part.root, Path) else None  # noqa: PTH100 - links
+        self.by_folder = part.by_folder
         self.model: Model = load(run, device=self.device)
         check_backend(backend, self.model.device)
-        self.part, self.groups = part, self.model.groups
-        self.ids: Sequence[Id] = range(len(part)) if part.ids is None else part.ids
-        self.labels: Sequence[Label] | None = part.label_names()
+        self.groups = self.model.groups
         self.skipped: list[Broken] = []  # the images that cannot be read, those that were found so far
         self.batch_size, self.workers, self.skip_broken, self.backend = batch_size, workers, skip_broken, backend
+        self._take(part, range(len(part)))
+
+    def _take(self, part: Part, numbers: Sequence[int]) -> None:
+        self.part = part
+        self.ids: Sequence[Id] = numbers if part.ids is None else part.ids
+        self.labels: Sequence[Label] | None = part.label_names()
+        self.metadata = part.metadata
+        # Before anything is encoded: a file that changes meanwhile is known to have changed.
+        self.stamps = [stamp_of(image) if isinstance(image, Path | str) else "" for image in part.images]
 
     @property
     def fingerprint(self) -> str:
@@ -112,8 +123,15 @@ class ModelSource(Stream):
         progress: may be called with (images done, images) of the block that is encoded.
         """
 
+    def described(self, rows: Sequence[int]) -> list[Metadata]:
+        return [self._described(row, self.stamps[row]) for row in rows]
 
-class ImageSource(ModelSource, Source):
+    def _described(self, row: int, stamp: str) -> Metadata:
+        known = {} if self.metadata is None else dict(self.metadata[row] or {})
+        return {**known, STAMP: stamp} if stamp else known or None
+
+
+class ImageSource(ModelSource):
     """Images that this process encodes. Those that cannot be read are known from the start.
 
     Args:
@@ -137,16 +155,13 @@ class ImageSource(ModelSource, Source):
         super().__init__(run, part, batch_size=batch_size, workers=workers, skip_broken=skip_broken, backend=backend)
         reading = progress and partial(progress, "reading images")
         if skip_broken:
-            self.part, self.skipped = part.readable(cache=cache, workers=workers, progress=reading)
+            readable, self.skipped = part.readable(cache=cache, workers=workers, progress=reading)
+            broken = {image.number for image in self.skipped}
+            if broken:  # without ids, images are known by their numbers among those that were given
+                self._take(readable, [number for number in range(len(part)) if number not in broken])
         if not len(self.part):
             raise no_image_readable(len(part))
-        if part.ids is None:  # images are known by their numbers among those that were given
-            broken = {image.number for image in self.skipped}
-            self.ids = [number for number in range(len(part)) if number not in broken]
-        else:
-            self.ids = self.part.ids or ()
         self._inputs = inputs_for(self.part, self.model.backbone, cache=cache, workers=workers, progress=reading)
-        self.labels = self.part.label_names()
 
     def raw(self, rows: Sequence[int], progress: Callable[[int, int], None] | None = None) -> Floats:
         """The raw embeddings (n, d) of some rows."""
@@ -157,6 +172,21 @@ class ImageSource(ModelSource, Source):
         """The test-time vectors (n, d) of some rows."""
         return self.model.vectors(self.raw(rows, progress and partial(progress, "encoding images")))
 
+    def described(self, rows: Sequence[int]) -> list[Metadata]:
+        """With a digest of each file, unless it has changed since it was listed."""
+        return [self._described(row, self._digested(row)) for row in rows]
+
+    def _digested(self, row: int) -> str:
+        stamp, image = self.stamps[row], self.part.images[row]
+        if not stamp or not isinstance(image, Path):
+            return stamp
+        now = stamp_of(image, digest=True)
+        return now if now.startswith(f"{stamp} ") else stamp
+
+    def is_unchanged(self, row: int, recorded: str | None) -> bool:
+        image = self.part.images[row]
+        return is_same_file(recorded, image) if isinstance(image, Path | str) else True
+
     def blocks(
         self, wanted: Mapping[int, Sequence[int]], progress: Callable[[int, int], None] | None = None
     ) -> Iterator[Block]:
@@ -166,18 +196,13 @@ class ImageSource(ModelSource, Source):
 def write_embeddings(source: ModelSource, out: Path, progress: Progress | None = None) -> tuple[int, int]:
     """Write an embeddings file; (images in it, images that an interrupted pass had encoded before).
 
-    Under torchrun each process encodes its share of the shards. Which images are broken may be known only at the end,
-    so shards count all rows, and say which they leave out.
+    Which images are broken may be known only at the end, so shards count all rows, and say which they leave out.
     """
-    rank, world = distributed.rank(), distributed.world()
     writer = EmbeddingsWriter(out, len(source.part), source.fingerprint)
-    with writer.locked() if rank == 0 else nullcontext():
-        resumed = writer.begin() if rank == 0 else 0
-        distributed.barrier()
-        mine = list(writer.share(rank, world))
-        wanted = {number: rows for number, rows, is_done in mine if not is_done}
-        total = sum(len(rows) for _, rows, _ in mine)
-        done = total - sum(map(len, wanted.values()))
+    with writer.locked():
+        done = resumed = writer.begin()
+        wanted = dict(writer.missing())
+        total = len(source.part)
 
         def report(inside: int = 0, _: int = 0) -> None:
             if progress is not None:
@@ -188,9 +213,7 @@ def write_embeddings(source: ModelSource, out: Path, progress: Progress | None =
             writer.write(block.number, source.model.vectors(block.raw), block.raw, block.broken)
             done += len(wanted[block.number])
             report()
-        distributed.barrier()
-        kept = _finish(writer, source) if rank == 0 else 0
-    return kept, resumed
+        return _finish(writer, source), resumed
 
 
 def _finish(writer: EmbeddingsWriter, source: ModelSource) -> int:
@@ -203,10 +226,18 @@ def _finish(writer: EmbeddingsWriter, source: ModelSource) -> int:
     writer.finish(
         {
             **source.about,
-            "paths": [source.ids[row] for row in kept.tolist()],
+            **_described(source, kept.tolist()),
             "labels": source.part.select(kept).label_names(),
             "groups": list(source.groups),
             "weighting": source.model.weighting,
         }
     )
     return len(kept)
+
+
+def _described(source: ModelSource, rows: Sequence[int]) -> dict[str, Any]:
+    """Paths of the rows, what is known about them, and their ids where these are not the paths."""
+    metadata = ModelSource.described(source, rows)  # without digests, which would read every file once more
+    ids = [source.ids[row] for row in rows]
+    paths = [(told or {}).get("_path", one) for told, one in zip(metadata, ids, strict=True)]
+    return {"paths": paths, **({"ids": ids} if ids != paths else {}), "metadata": metadata}

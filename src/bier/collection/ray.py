@@ -2,7 +2,7 @@
 
 The driver lists the images, cuts the list into blocks and gives them to Ray Data as one row per block. Actors, one for
 each GPU (for each CPU where there is none), hold the model and encode a block at a time. The driver receives blocks in
-whatever order they are finished and writes shards of an embeddings file, or adds to a store. Ray starts a killed actor
+whatever order they are finished and writes shards of an embeddings file. Ray starts a killed actor
 again and repeats its blocks; a driver that was killed and is run again asks only for what is missing.
 """
 
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from bier.images import Broken
 from bier.models.backends import Backend
 from bier.models.embed import inputs_for
 from bier.models.model import Model
-from bier.search.embeddings import SHARD
+from bier.search.sources import Progress
 from bier.search.store import Floats
 
 LOCAL = "local"  # the address that starts a cluster on this machine
@@ -80,17 +80,8 @@ class RaySource(ModelSource):
     def fingerprint(self) -> str:
         return super().fingerprint + " skip-broken" * self.skip_broken
 
-    def stream(self, blocks: Iterable[Sequence[int]]) -> Iterator[tuple[Sequence[int], Floats]]:
-        """The vectors of blocks of rows, as they are finished; in smaller blocks, so that all actors have work."""
-        smaller = (rows[start : start + SHARD] for rows in blocks for start in range(0, len(rows), SHARD))
-        wanted = dict(enumerate(smaller))
-        for block in self.blocks(wanted):
-            self.skipped += block.broken
-            broken = {one.number for one in block.broken}
-            kept = [row for row in wanted[block.number] if row not in broken]
-            if kept:
-                yield kept, self.model.vectors(block.raw)
-        self.skipped.sort()
+    def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
+        raise NotImplementedError("a cluster encodes blocks, for an embeddings file")
 
     def blocks(
         self, wanted: Mapping[int, Sequence[int]], progress: Callable[[int, int], None] | None = None

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bier import files
+from bier.collection.collection import Collection, run_folder
 from bier.collection.encoding import ImageSource, about_model, fingerprint
-from bier.collection.stored import image_path, model_of, open_collection, run_folder
 from bier.config import DataConfig
 from bier.data import Dataset, Part, list_images
 from bier.data import load as load_data
 from bier.data.records import ALL
-from bier.errors import BierError, DataError, ModelError
+from bier.errors import BierError, DataError
 from bier.evaluate.dataset import REPEATS
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.images import Box
 from bier.images import Source as Picture
 from bier.images.decode import box_of
 from bier.method.defaults import Weighting
-from bier.models.model import Model, Untrained, load
+from bier.models.model import Untrained, load
 from bier.search import Id, Index, Store
 from bier.search.sources import Progress, build_index
-from bier.search.store import Floats, without_secrets
+from bier.search.store import Floats
 
 PictureOf = Callable[[Id], tuple[Picture, Box | None]]  # what `open_image` takes
 
@@ -40,42 +40,18 @@ _MOST = 500_000  # beyond that, recall is not measured: it would take too long a
 _MOST_IN_STORE = 20_000  # the same for an external store, which would have to send all of its vectors
 
 
-@dataclass(frozen=True)
-class Collection:
-    """A collection with its model and pictures.
-
-    store: the vectors, with ids and labels. model: encodes uploads; it must have the learners of the store.
-    picture: where the picture of an id is, and its box. title: the name that the page shows.
-    recall: what `recall_of` returned, or None. notes: what a person should know, such as images that were left out.
-    """
-
-    store: Store
-    model: Model
-    picture: PictureOf
-    title: str = ""
-    recall: Mapping[str, Any] | None = None
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if tuple(self.model.groups) != tuple(self.store.groups):
-            raise ModelError(
-                f"The model must have the learners of the collection, {tuple(self.store.groups)}. "
-                f"Got {tuple(self.model.groups)} instead."
-            )
-
-
 def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
     """The collection in an index or a store, with the model that it names or the one given instead."""
-    store = open_collection(target)
-    model = model_of(store, run)
-    recall, title = recall_of(store, model.weighting, progress), files.name_text(Path(without_secrets(target)).name)
-    return Collection(store, model, lambda one: (image_path(store, one), None), title, recall)
+    collection = Collection.open(target, run)
+    collection.recall = recall_of(collection.store, collection.model.weighting, progress)
+    return collection
 
 
-def image_collection(run: Path | Untrained, images: Path, progress: Progress | None = None) -> Collection:
+def image_collection(run: Path | Untrained, images: Path | str, progress: Progress | None = None) -> Collection:
     """The images of a folder or a table, encoded once and kept below RUN/serve. Broken ones are left out."""
     about_model(run)  # an error about the model comes first
-    part, place = list_images(images), images.resolve()
+    part, place = list_images(images), files.place_of(images)
+    name, folder = Path(place).name, str(place.resolve() if isinstance(place, Path) else place)
 
     def encoded() -> tuple[Index, ImageSource]:
         source = ImageSource(run, part, skip_broken=True, progress=progress)
@@ -83,7 +59,7 @@ def image_collection(run: Path | Untrained, images: Path, progress: Progress | N
         made.about["recall"] = recall_of(made, source.model.weighting, progress)
         return made, source
 
-    return _kept(run, part, place.name, {"folder": str(place)}, encoded)
+    return _kept(run, part, name, {"folder": folder}, encoded)
 
 
 def data_collection(
@@ -202,7 +178,8 @@ def recall_of(store: Store, weighting: Weighting, progress: Progress | None = No
     if not embedded and len(store) > most:  # not even the labels of a large store are fetched
         return None
     entries = [entry for entry in store.entries(store.ids) if entry.label is not None]
-    names = np.array([str(entry.label) for entry in entries], dtype=np.str_)
+    codes: dict[str, int] = {}  # numpy would take "a" and "a\\0" for one text
+    names = np.array([codes.setdefault(str(entry.label), len(codes)) for entry in entries], np.int64)
     if len(np.unique(names)) in (0, len(names)) or len(names) > most:
         return None
     vectors = store.vectors([entry.id for entry in entries])

@@ -9,7 +9,7 @@ import posixpath
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from tokenize import TokenError
@@ -137,7 +137,7 @@ def _list_folder(root: Place, paths: Iterable[str]) -> tuple[Part, list[str] | N
     found.sort(key=lambda path: (os.fsencode(class_of(path) or ""), os.fsencode("/".join(path))))
     ids = ["/".join(path) for path in found]
     images = tuple(_below(root, path) for path in ids)
-    part = _labelled(images, [class_of(path) for path in found], root, ids)
+    part = replace(_labelled(images, [class_of(path) for path in found], root, ids), by_folder=True)
     return part, [path[0] for path in found] if divided else None
 
 

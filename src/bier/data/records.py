@@ -62,6 +62,7 @@ class Part:
         file, each id has its box behind the path: `a.jpg#10,20,110,120`.
     metadata: of a table, what its other columns say about each image; `_path` is the file and `_box` the box, where
         the id does not say it.
+    by_folder: whether the images are all of a folder, with the class of each by its folder.
     """
 
     images: Images
@@ -71,6 +72,7 @@ class Part:
     root: Path | str | None = None
     ids: tuple[str, ...] | None = None
     metadata: tuple[Mapping[str, Any], ...] | None = None
+    by_folder: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.images)

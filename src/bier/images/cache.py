@@ -25,8 +25,8 @@ class PixelCache:
     """Rows of uint8 (size, size, 3), one per image, in `folder/KEY/pixels`.
 
     KEY is a digest of the size and of every path and box, in order. Beside the pixels lie `stamps`, the
-    length and modification time (int64, int64) of the file that each row was made from, where (0, 0) means that
-    the row holds nothing, and `sums`, the CRC-32 (uint32) of each row.
+    length, modification time in nanoseconds and inode (3 x int64) of the file that each row was made from, where zeros
+    mean that the row holds nothing, and `sums`, the CRC-32 (uint32) of each row.
 
     - A row is served only while its stamp is the file's own. Before a row is written its stamp is cleared,
       and it is set only when the pixels are on the disk: a build that is killed loses the chunks that were
@@ -48,7 +48,7 @@ class PixelCache:
         self.count = len(paths)
         self.size = size
         self.folder = folder / _key(paths, boxes, size)
-        self._wanted = np.array([files.stamp(path) for path in paths], np.int64).reshape(self.count, 2)
+        self._wanted = np.array([files.stamp(path) for path in paths], np.int64).reshape(self.count, 3)
         self._maps: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]] | None = None
 
     @property
@@ -83,7 +83,7 @@ class PixelCache:
 
     def store(self, rows: Mapping[int, NDArray[np.uint8]]) -> None:
         """Write rows; only inside `building`. Each step reaches the disk before the next begins."""
-        self._write("stamps", {i: np.zeros(2, np.int64) for i in rows if self._mapped()[1][i].any()})
+        self._write("stamps", {i: np.zeros(3, np.int64) for i in rows if self._mapped()[1][i].any()})
         self._write("pixels", rows)
         self._write("sums", {i: files.crc32(row[None]) for i, row in rows.items()})
         self._write("stamps", {i: self._wanted[i] for i in rows})
@@ -105,7 +105,7 @@ class PixelCache:
         Pixels of another length are no pixels of ours: their stamps go first.
         """
         pixels, stamps, sums = (self.folder / name for name in ("pixels", "stamps", "sums"))
-        lengths = {stamps: self.count * 16, pixels: self.count * self._row_bytes}
+        lengths = {stamps: self.count * 24, pixels: self.count * self._row_bytes}
         if not all(path.is_file() and path.stat().st_size == length for path, length in lengths.items()):
             for path in (stamps, pixels, sums):
                 path.unlink(missing_ok=True)
@@ -141,7 +141,7 @@ class PixelCache:
         if self._maps is None:
             shape = (self.count, self.size, self.size, 3)
             pixels = np.memmap(self.folder / "pixels", np.uint8, "r", shape=shape)
-            stamps = np.memmap(self.folder / "stamps", np.int64, "r", shape=(self.count, 2))
+            stamps = np.memmap(self.folder / "stamps", np.int64, "r", shape=(self.count, 3))
             sums = np.memmap(self.folder / "sums", np.uint32, "r", shape=(self.count,))
             self._maps = np.asarray(pixels), np.asarray(stamps), np.asarray(sums)
         return self._maps

@@ -20,13 +20,23 @@ from numpy.typing import NDArray
 
 from bier import files
 from bier.errors import SearchError
-from bier.search.store import Floats, Id, Label, checked_groups, checked_ids, checked_labels, checked_vectors
+from bier.search.store import (
+    Floats,
+    Id,
+    Label,
+    Metadata,
+    checked_groups,
+    checked_ids,
+    checked_labels,
+    checked_metadata,
+    checked_vectors,
+)
 
-SHARD = 512  # rows of a shard: what an interruption may cost, and what a process of many takes at once
+SHARD = 512  # rows of a shard: what an interruption may cost, and what a process of a cluster takes at once
 
 
 class EmbeddingsWriter:
-    """Writes an embeddings file shard by shard: interrupted work can be resumed, and processes can share it.
+    """Writes an embeddings file shard by shard: interrupted work can be resumed.
 
     Args:
         out: the file, which ends in `.safetensors`.
@@ -41,11 +51,11 @@ class EmbeddingsWriter:
         self.shards = [range(start, min(start + SHARD, count)) for start in range(0, count, SHARD)]
 
     def locked(self) -> AbstractContextManager[None]:
-        """Held from `begin` to `finish`, by the one process that calls these; a BusyError where another holds it."""
+        """Held from `begin` to `finish`; a BusyError where another process holds it."""
         return files.locked(self.parts, "writing embeddings through")
 
     def begin(self) -> int:
-        """Remove shards of other vectors; the number of rows that are already done. One process calls this."""
+        """Remove shards of other vectors; the number of rows that are already done."""
         mark = self.parts / "pass.json"
         self._refuse_others()
         with files.writing(self.parts):
@@ -77,9 +87,9 @@ class EmbeddingsWriter:
                 "choose another --out."
             )
 
-    def share(self, rank: int = 0, world: int = 1) -> Iterator[tuple[int, range, bool]]:
-        """(number, rows, whether it is done) of every `world`-th shard, beginning with shard `rank`."""
-        return ((number, self.shards[number], self._is_done(number)) for number in range(rank, len(self.shards), world))
+    def missing(self) -> Iterator[tuple[int, range]]:
+        """(number, rows) of every shard that is not done."""
+        return ((number, rows) for number, rows in enumerate(self.shards) if not self._is_done(number))
 
     def write(self, number: int, vectors: Floats, raw: Floats, broken: Sequence[tuple[int, str, str]] = ()) -> None:
         """Write a shard. `broken` are rows without a vector: (row, file, why it cannot be read)."""
@@ -95,7 +105,7 @@ class EmbeddingsWriter:
         return [(row, path, reason) for metadata in found for row, path, reason in _broken(metadata)]
 
     def finish(self, about: Mapping[str, Any]) -> None:
-        """Merge the shards and remove them. One process calls this when all shards are written.
+        """Merge the shards and remove them, when all are written.
 
         `about` describes the rows that have a vector and must have `paths`, `groups` and `weighting`.
         """
@@ -153,19 +163,22 @@ class Embeddings(NamedTuple):
     """The content of an embeddings file.
 
     vectors: test-time vectors (N, d). raw: raw embeddings (N, d), if they were asked for. Both are memory-mapped.
-    paths, labels: of each image; labels are None if no image has one. groups: the learners' sizes.
+    paths, ids, labels: of each image; ids are the paths, and with a box where a table has several of one file; labels
+    are None if no image has one. metadata: of each image, or None. groups: the learners' sizes.
     model: path and fingerprint of the model that computed the vectors, or empty. root: the folder that the paths start
     from, or None. weighting: how the model weighs its learners, or None.
     """
 
     vectors: Floats
     paths: list[Id]
+    ids: list[Id]
     labels: list[Label] | None
     groups: tuple[int, ...]
     model: dict[str, Any]
     root: str | None
     weighting: Literal["alpha", "sqrt"] | None = None
     raw: Floats | None = None
+    metadata: list[Metadata] | None = None
 
 
 def read_embeddings(path: str | Path, raw: bool = False) -> Embeddings:
@@ -182,12 +195,14 @@ def read_embeddings(path: str | Path, raw: bool = False) -> Embeddings:
         return Embeddings(
             vectors,
             checked_ids(paths, len(vectors), unique=False),  # a table may have several boxes in one file
+            checked_ids(known.get("ids") or paths, len(vectors), unique=False),
             None if labels is None else checked_labels(labels, len(vectors)),
             checked_groups(groups, vectors.shape[1]),
             dict(known.get("model") or {}),
             known.get("root"),
             weighting,
             embedding,
+            checked_metadata(known["metadata"], len(vectors)) if known.get("metadata") else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SearchError(f"The embeddings {file} are damaged or not of `bier embed`: {error}.") from error

@@ -242,7 +242,7 @@ def _entries(columns: Mapping[str, Any], rows: int) -> Entries:
 
 
 def _stamp(path: Path) -> dict[str, Any]:
-    size, modified = files.stamp(path)
+    size, modified, _ = files.stamp(path)
     return {"bytes": size, "sha256": files.checksum(path), "modified": modified}
 
 
