@@ -251,7 +251,7 @@ def test_a_collection_of_a_file_url_shows_its_pictures(cli: Cli, model: Path, ph
 def test_a_record_of_another_shape_is_one_line(
     cli: Cli, index: Path, photos: Path, tmp_path: Path, model_record: Any
 ) -> None:
-    made = Index.load(index, mmap=False)
+    made = Index.load(index)
     made.about.update(model=model_record, root=7)
     made.save(index)
     code, out, err = cli("search", index, photos / "class 1" / "3.png")
