@@ -21,11 +21,11 @@ from _report import Report
 from _turns import take_turns
 from bier import EmbeddingEnsemble, Model
 from bier.images import ImageDataset
-from bier.memory import reuse_memory
 from bier.models.backbone import autocast, resolve_precision
 from bier.models.backbones import build_backbone
 from bier.models.backends import Backend
 from bier.models.embed import pixel_batches
+from bier.system import reuse_memory
 
 SEED, BATCH, GROUPS = 0, 64, (96, 160, 256)
 CUB = Path(__file__).parents[1].parent / "shared" / "data" / "CUB_200_2011" / "images"

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from _report import Report
 from bier import recall_at_k
 from bier.images import ImageDataset
-from bier.memory import reuse_memory
 from bier.models.backbone import Backbone, autocast, folded
 from bier.models.backbones import build_backbone
 from bier.models.backends import compiled, onnx_graph
 from bier.models.embed import pixel_batches
+from bier.system import reuse_memory
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 BATCH, CALIBRATION, TIMED, CPU = 64, 128, 4, torch.device("cpu")

@@ -18,10 +18,10 @@ from _report import Report
 from _turns import take_turns
 from bier import BoostedLoss, EmbeddingEnsemble
 from bier.images import ImageDataset
-from bier.memory import reuse_memory
 from bier.models.backbone import autocast, folded, resolve_precision
 from bier.models.backbones import build_backbone
 from bier.models.maps import TrunkCache
+from bier.system import reuse_memory
 
 BATCH, SIZE, SEED, STAGE = 64, 224, 0, "blocks.4"
 GROUPS = (96, 160, 256)

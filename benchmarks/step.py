@@ -102,9 +102,9 @@ def from_stage(precision: str, count: int) -> Step:
     """The trained stages alone, on the maps that the frozen ones hand over."""
     import torch
 
-    from bier.memory import reuse_memory
     from bier.models.backbone import autocast, folded
     from bier.models.backbones import build_backbone
+    from bier.system import reuse_memory
 
     reuse_memory()
     torch.manual_seed(SEED)

@@ -9,7 +9,7 @@ import bier
 ROOT = Path(bier.__file__).parent
 
 LAYERS = [
-    {"errors", "files", "folders", "memory", "distributed"},
+    {"errors", "files", "folders", "system", "distributed"},
     {"config", "method", "images", "runs"},
     {"data", "models", "search"},
     {"evaluate"},
@@ -22,13 +22,16 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The config takes its defaults from the method; a file that cannot be written is an error for the user.
 SAME_LAYER = {
     ("config", "method"),
+    ("system", "errors"),
+    ("distributed", "errors"),
+    ("distributed", "system"),
     ("runs", "config"),
     ("files", "errors"),
     ("folders", "files"),
     ("folders", "errors"),
 }
 FORBIDDEN = {("web", "training"), ("search", "method")}
-METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "bier", "dataclasses", "warnings"}
+METHOD_MAY_IMPORT = {"torch", "math", "typing", "collections", "contextlib", "bier", "dataclasses", "warnings"}
 
 
 def modules() -> list[Path]:

@@ -13,6 +13,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from bier.errors import ConfigError
+from bier.system import device
+
 T = TypeVar("T")
 
 
@@ -22,13 +25,6 @@ def rank() -> int:
 
 def world() -> int:
     return dist.get_world_size() if _running() else 1
-
-
-def device() -> torch.device:
-    """Where this process computes: its GPU where the machine has one."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _running() -> bool:
@@ -44,14 +40,31 @@ def process_group(backend: str | None = None, timeout: timedelta | None = None) 
     if "RANK" not in os.environ or _running():
         yield
         return
-    if (here := device()).type == "cuda":
-        torch.cuda.set_device(here)  # what torch places on "cuda" without a number belongs on the GPU of this process
-    default = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    _check_environment()
+    here, default = device(), "gloo"
+    if here.type != "cpu":
+        torch.accelerator.set_device_index(here)  # what torch places there without a number belongs on this one
+        default = f"cpu:gloo,{here.type}:{dist.get_default_backend_for_device(here)}"
     dist.init_process_group(backend or default, timeout=timeout, **_empty_store())
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _check_environment() -> None:
+    """What torchrun sets, where somebody has set it by hand."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        value = os.environ.get(name, "0" if name == "LOCAL_RANK" else "")
+        if not (value.isascii() and value.isdigit()):
+            raise ConfigError(
+                f"The environment variable {name} must be a whole number, as torchrun sets it. Got {value!r} instead; "
+                "to train in one process, unset RANK."
+            )
+    if not os.environ.get("MASTER_ADDR"):
+        raise ConfigError(
+            "With RANK set, MASTER_ADDR must be too, as torchrun does; to train in one process, unset RANK."
+        )
 
 
 def _empty_store() -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_a_server_returns_what_it_freed(tally: Any) -> None:
     """Encoding the collection lets the process keep what it frees. As long as that held, a server kept its peak."""
     script = """
 import sys
-from bier.memory import return_memory, reuse_memory
+from bier.system import return_memory, reuse_memory
 
 def resident():
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))

@@ -1,5 +1,8 @@
-"""Which device each process uses. No GPU is needed: torch's CUDA functions are replaced."""
+"""Which device each process uses. No GPU is needed: torch's functions that ask for accelerators are replaced."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,8 @@ import torch
 from torch import distributed as dist
 
 import bier
-from bier import distributed
+from bier import distributed, system
+from bier.errors import ConfigError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
@@ -21,9 +25,51 @@ SECOND = torch.device("cuda", 1)
 @pytest.fixture
 def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if torchrun had started this process as the second of two on a machine with GPUs."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(system, "_asked", "auto")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_the_device_that_is_asked_for() -> None:
+    assert system.device() == system.device("cuda") == system.device("cuda:1") == SECOND
+    assert system.device("cuda:0") == torch.device("cuda", 0)
+    assert system.device("cpu") == torch.device("cpu")
+    for name in ("cuda:2", "mps", "gpu", "meta", "cuda:x"):
+        with pytest.raises(ConfigError, match=f"one of auto, cpu, cuda:0, cuda:1 on this machine. Got '{name}'"):
+            system.device(name)
+    system.use_device("cuda:0")
+    assert system.device() == torch.device("cuda", 0)
+    with pytest.raises(ConfigError):
+        system.use_device("mps")
+    assert system.device() == torch.device("cuda", 0)
+
+
+def test_without_an_accelerator() -> None:
+    assert system.device("auto") == system.device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"one of auto, cpu on this machine. Got 'cuda'"):
+        system.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "abc"), ("WORLD_SIZE", ""), ("LOCAL_RANK", "-1"), ("MASTER_ADDR", "")]
+)
+def test_an_environment_that_torchrun_has_not_set(name: str, value: str, tmp_path: Path) -> None:
+    """Through the command line; it was a traceback."""
+    torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+    command = [sys.executable, "-m", "bier", "train", "--data", "glyphs", "--set", "train.steps=1"]
+    command += ["--out", str(tmp_path / "run")]
+    ended = subprocess.run(command, env={**os.environ, **torchrun, name: value}, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert name in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("bier: ")
 
 
 @pytest.mark.usefixtures("second_of_two")
@@ -44,7 +90,7 @@ def test_a_model_is_loaded_on_the_gpu_of_its_process(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("second_of_two")
 def test_a_process_group_uses_the_gpu_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", calls.append)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: calls.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("left"))
     with distributed.process_group():

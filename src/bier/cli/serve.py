@@ -206,7 +206,7 @@ def _announce(collection: "Collection", url: str, access: "Access", loopback: bo
 
 
 def _run(app: "FastAPI", listening: socket.socket, ready: Callable[[], None]) -> None:
-    from bier.memory import return_memory
+    from bier.system import return_memory
     from bier.web.server import create_server
 
     return_memory()  # encoding the collection has let the process keep what it frees

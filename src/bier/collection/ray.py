@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bier import distributed
+from bier import system
 from bier.collection.encoding import Block, ModelSource
 from bier.data.records import UNLABELLED, Part
 from bier.errors import BierError, DataError, needs
@@ -42,7 +42,7 @@ class Encoder:
     ) -> None:
         import ray
 
-        device = distributed.device() if backend == "torch" else "cpu"
+        device = system.device() if backend == "torch" else "cpu"
         self.model: Model = ray.get(model[0]).to(device).eval()
         self.batch_size, self.workers, self.skip_broken, self.backend = batch_size, workers, skip_broken, backend
 

@@ -1,6 +1,7 @@
 """Online gradient boosting of the learners: Algorithm 1 on pairs, Appendix B on triplets."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -155,7 +156,7 @@ class BoostedLoss(nn.Module):
         if len(z) < 2:
             raise DataError(f"A batch needs at least 2 images to form a pair. Got {len(z)} instead.")
         check_finite(z)
-        with torch.autocast(z.device.type, enabled=False):  # half precision would round the means over pairs
+        with _without_autocast(z.device.type):  # half precision would round the means over pairs
             parts = _at_least_float32(z).split(self.groups, dim=1)
             if from_library:  # its own distance scales embeddings, where it wants them scaled
                 return _parts(self.loss(parts, known, indices_tuple))
@@ -280,6 +281,10 @@ def _ordered_pairs(positive: Tensor) -> tuple[Tensor, Tensor]:
 def _share(chosen: Tensor, count: Tensor, dtype: torch.dtype) -> Tensor:
     """A bool mask as weights that turn a sum into the mean over `count` chosen ones (and into 0 if there are none)."""
     return chosen.to(dtype).div_(count.clamp_min(1))
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _at_least_float32(z: Tensor) -> Tensor:

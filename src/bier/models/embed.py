@@ -15,8 +15,8 @@ from torch.utils.data import Subset
 from bier.errors import ConfigError, DataError
 from bier.images import ImageDataset, Source, default_workers, in_order
 from bier.images.dataset import Item, check_workers, run_in_threads
-from bier.memory import reuse_memory
 from bier.models.backbone import Backbone, autocast
+from bier.system import reuse_memory
 
 Progress = Callable[[int, int], None]
 _FEW = 64  # up to so many files, starting threads takes longer than they save

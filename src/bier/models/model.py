@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from bier import distributed, files
+from bier import files, system
 from bier.config import ModelConfig
 from bier.errors import BierError, DataError, ModelError
 from bier.method.defaults import WEIGHTING, Weighting
@@ -479,7 +479,7 @@ def load(
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"The model {str(path)!r} cannot be used: {type(error).__name__}: {reason[:300]}") from error
-    return model.eval().to(device or distributed.device())
+    return model.eval().to(device or system.device())
 
 
 def _check_sizes(known: Description, weights: Mapping[str, Tensor]) -> None:
@@ -566,7 +566,7 @@ def pretrained(
     """
     file = Path(weights) if weights is not None else None
     backbone = build_backbone(name, weights=file, resolution=resolution, pool=pool)
-    return _plain_features(backbone, precision).to(device or distributed.device())
+    return _plain_features(backbone, precision).to(device or system.device())
 
 
 def starting_point(settings: ModelConfig, features: int | None = None, precision: str = "auto") -> Model | None:
@@ -577,7 +577,7 @@ def starting_point(settings: ModelConfig, features: int | None = None, precision
     if not is_pretrained(settings):
         return None
     if settings.backbone == "features":
-        return _plain_features(build_backbone("features", features=features), precision).to(distributed.device())
+        return _plain_features(build_backbone("features", features=features), precision).to(system.device())
     return pretrained(
         settings.backbone,
         settings.weights or None,

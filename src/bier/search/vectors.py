@@ -16,8 +16,8 @@ from typing import Any, Self
 import numpy as np
 
 from bier.errors import SearchError
-from bier.memory import check_room
 from bier.search.store import Floats, Mask, Rows, spans
+from bier.system import check_room
 
 Progress = Callable[[int, int], None] | None
 

@@ -1,6 +1,5 @@
 """The training loop, from top to bottom."""
 
-import math
 import signal
 import time
 import warnings
@@ -24,7 +23,7 @@ from bier.method import equations
 from bier.models.model import is_pretrained
 from bier.runs import Run
 from bier.training import run_folder
-from bier.training.objective import Objective, ObjectiveParts
+from bier.training.objective import FirstBroken, Objective, ObjectiveParts
 from bier.training.optimizer import WeightAverage, build_optimizer, learning_rate
 from bier.training.run_folder import Checkpoint
 from bier.training.setup import MetricBuilder, Scores, TrainingSetup, Validation, build, solve_start
@@ -182,14 +181,16 @@ def train(
             model = _in_parallel(setup.objective, config.train)
             batches = iter(setup.inputs.batches(setup.sampler))
             setup.objective.train()
+            broken = FirstBroken()
 
             while not state.done(config.train) and not interrupted:
                 started = time.perf_counter()
                 inputs, numbers = next(batches)
                 state.step += 1
-                row = _step(setup, model, optimizer, inputs, setup.labels[numbers], state.step, run)
+                row = _step(setup, model, optimizer, inputs, setup.labels[numbers], state.step, run, broken)
                 average.update()
                 if setup.validation and _due(state.step, config.train.validate_every, config.train):
+                    _check_finite(broken, run)
                     row = {"step": state.step, **row, **_validate(setup.validation, setup.objective, average, state)}
                 if row:
                     seconds = time.perf_counter() - started
@@ -199,9 +200,13 @@ def train(
                 ending = state.done(config.train)
                 interrupted = distributed.any_process(bool(stopping)) and not ending
                 is_best = state.best_step == state.step
+                saving = _due(state.step, config.train.checkpoint_every, config.train)
+                saving = saving or ending or interrupted or is_best
+                if saving or state.step in snapshots:
+                    _check_finite(broken, run)
                 if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
                     _save_snapshot(run, setup, average, state.step)
-                if _due(state.step, config.train.checkpoint_every, config.train) or ending or interrupted or is_best:
+                if saving:
                     _save(run, setup, optimizer, average, state, metrics)
 
         if not interrupted and distributed.rank() == 0:
@@ -326,22 +331,33 @@ def _step(
     labels: Tensor,
     step: int,
     run: Path,
+    broken: FirstBroken,
 ) -> dict[str, Any]:
-    """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged."""
+    """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged.
+
+    Off the CPU nothing here waits for the device unless the step is logged. What else may wait: validation, snapshots
+    and checkpoints, of which each asks first whether all values so far were finite.
+    """
     settings = setup.config.train
     for group in optimizer.param_groups:
         group["lr"] = group["factor"] * learning_rate(settings, step)
     setup.objective.hold_network(step <= settings.embedding_warmup)
     parts = _forward(model, inputs.to(setup.device), labels.to(setup.device), step, run)
+    broken.note(step, "metric loss", parts.metric.total)
+    broken.note(step, "diversity loss", parts.diversity)
     logging = _due(step, settings.log_every, settings)
+    asking = logging or setup.device.type == "cpu"  # where it costs nothing, a broken run ends at once
+    if asking:
+        _check_finite(broken, run)
     row = _row(step, parts, setup.objective, optimizer) if logging else {}
     optimizer.zero_grad()
     parts.total.backward()
     if logging or settings.clip:
         norm = _gradient_norm(setup.objective, settings.clip)
-        if not math.isfinite(norm):
-            raise _broken(step, f"The norm of the gradient is {norm}.", run)
-        row |= {"gradient_norm": norm} if logging else {}
+        broken.note(step, "norm of the gradient", norm)
+        if asking:
+            _check_finite(broken, run)
+        row |= {"gradient_norm": float(norm)} if logging else {}
     optimizer.step()
     if logging:
         row["row_norm_deviation"] = float(equations.row_norm_deviation(setup.objective.ensemble.weight))
@@ -349,15 +365,18 @@ def _step(
 
 
 def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Path) -> ObjectiveParts:
-    """The loss of a batch, or an error that names the step, the term that is not finite and the last checkpoint."""
+    """The loss of a batch, or an error that names the step and the last checkpoint."""
     try:
         parts: ObjectiveParts = model(inputs, labels)
     except DataError as error:
         raise _broken(step, str(error), run) from error
-    for name, value in (("metric loss", parts.metric.total), ("diversity loss", parts.diversity)):
-        if not torch.isfinite(value):
-            raise _broken(step, f"The {name} is {value.item()}.", run)
     return parts
+
+
+def _check_finite(broken: FirstBroken, run: Path) -> None:
+    """An error that names the first value that was not finite, its step and the last checkpoint."""
+    if first := broken.ask():
+        raise _broken(*first, run)
 
 
 def _broken(step: int, what: str, run: Path) -> TrainingError:
@@ -392,13 +411,13 @@ def _gradient_on_w(loss: Tensor, objective: Objective) -> float:
     return float(gradient.norm())
 
 
-def _gradient_norm(objective: Objective, clip: float) -> float:
+def _gradient_norm(objective: Objective, clip: float) -> Tensor:
     """The norm of the gradient, which is then scaled down to `clip` where that is not 0 and smaller."""
     parameters = [p for p in objective.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
-    return float(norm)
+    return norm
 
 
 def _validate(
@@ -426,6 +445,9 @@ def _due(step: int, every: int, settings: TrainConfig) -> bool:
 def _save_snapshot(run: Path, setup: TrainingSetup, average: WeightAverage, step: int) -> None:
     if distributed.rank() == 0 and not run_folder.model_folder(run, step).is_dir():
         with average.applied():
+            weights = setup.objective.state_dict()
+            if name := next((name for name, value in weights.items() if not torch.isfinite(value).all()), None):
+                raise _broken(step, f"weights/{name} contains NaN or infinite values.", run)
             run_folder.save_model(run, setup.model(), setup.objective.metric, step)
 
 

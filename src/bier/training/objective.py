@@ -29,6 +29,28 @@ class ObjectiveParts(NamedTuple):
     similarity: Tensor  # scalar, what learners have in common by the diversity loss
 
 
+class FirstBroken:
+    """The first value of each kind that was not finite. Noting a value does not wait for the device; asking does."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[Tensor, Tensor]] = {}  # its step, 0 where all were finite, and the value
+
+    def note(self, step: int, name: str, value: Tensor) -> None:
+        value = value.detach()
+        nothing = (torch.zeros_like(value, dtype=torch.int64), torch.zeros_like(value))
+        first_step, first_value = self._first.get(name, nothing)
+        is_first = (first_step == 0) & ~torch.isfinite(value)
+        self._first[name] = (torch.where(is_first, step, first_step), torch.where(is_first, value, first_value))
+
+    def ask(self) -> tuple[int, str] | None:
+        """The step and what was wrong then; None where all values were finite."""
+        broken = [(int(step), name, value) for name, (step, value) in self._first.items() if int(step)]
+        if not broken:
+            return None
+        step, name, value = min(broken, key=lambda entry: entry[0])
+        return step, f"The {name} is {value.item()}."
+
+
 class Objective(nn.Module):
     """Everything that has weights to train. `forward` is Eq. (18), Section 3.3.2 of the paper.
 

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from bier.config import Config, TrainConfig
 from bier.models.backbone import Backbone, Stages
+from bier.system import has_fused_optimizers
 from bier.training.objective import Objective
 
 PROXY_FACTOR = 100.0  # times the learning rate, as the authors of Proxy-Anchor train theirs
@@ -39,10 +40,11 @@ def build_optimizer(config: Config, objective: Objective) -> torch.optim.Optimiz
     ]
     groups = [group for group in groups if group["params"]]
     rate, decay = train.learning_rate, train.weight_decay
+    fused = has_fused_optimizers(objective.ensemble.weight.device) or None
     if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=decay)
+        return torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=decay, fused=fused)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=rate, weight_decay=decay)
+    return kind(groups, lr=rate, weight_decay=decay, fused=fused)
 
 
 def _network_groups(network: nn.Module, decay: float) -> list[dict[str, Any]]:

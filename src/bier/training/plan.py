@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bier import distributed
+from bier import system
 from bier.config import Config
 from bier.data import Dataset
 from bier.errors import ConfigError
 from bier.evaluate.dataset import SAME_IMAGES
 from bier.images.dataset import usable_cores
-from bier.memory import reuse_memory
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import Backbone, autocast
 from bier.models.embed import inputs_for
 from bier.models.model import is_pretrained
+from bier.system import reuse_memory
 from bier.training.objective import Objective, diversity_loss, metric_loss
 from bier.training.setup import (
     EMBEDDING_ONLY,
@@ -280,7 +280,7 @@ def time_network(config: Config, dataset: Dataset, progress: Callable[[str, int,
     """Run a few batches of training images through the network, forwards and backwards, stage by stage."""
     reuse_memory()
     part = dataset["train"]
-    device = distributed.device()
+    device = system.device()
     whole = config.with_settings({"model.trainable_from": "", "model.trunk_views": 0})
     backbone = backbone_for(whole, part).to(device).train()
     if config.model.trainable_from not in ("", EMBEDDING_ONLY):

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bier import data, distributed
+from bier import data, distributed, system
 from bier.config import LOSSES, Config
 from bier.data import Dataset, Part
 from bier.data.recorded import as_recorded
@@ -21,7 +21,6 @@ from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError
 from bier.evaluate.dataset import accuracies
 from bier.evaluate.recall import rank_r, ranks, recall_from_ranks
-from bier.memory import reuse_memory
 from bier.method.classifier import BoostedClassifier
 from bier.method.defaults import Start, Weighting
 from bier.method.diversity import ActivationLoss, AdversarialLoss
@@ -35,6 +34,7 @@ from bier.models.lora import adapt, merged
 from bier.models.maps import frozen_maps
 from bier.models.model import Model, starting_point
 from bier.runs import Run
+from bier.system import reuse_memory
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 VALIDATION_BATCH = 128
@@ -193,7 +193,7 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
     everything = _as_begun(load_data(config), Run(run), config)
     dataset = without_broken(everything, config, progress)
     part = dataset["train"]
-    backbone = backbone_for(config, part).to(distributed.device())
+    backbone = backbone_for(config, part).to(system.device())
     groups = sizes(config)
     ensemble = EmbeddingEnsemble(backbone.features, groups, _drawn_start(config), config.model.bias)
     network, inputs = network_and_inputs(config, backbone, part, run, progress)
@@ -205,7 +205,7 @@ def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder 
         config.diversity.weight,
         config.train.precision,
     )
-    objective.to(distributed.device())
+    objective.to(system.device())
     _check_classes(config, dataset, part.labels)
     sampler = BalancedBatches(
         part.labels,

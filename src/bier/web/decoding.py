@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from bier.errors import DataError
 from bier.images.decode import Box, Source, open_image
 from bier.images.transforms import prepare
-from bier.memory import trim_memory
+from bier.system import trim_memory
 
 SIZES = (256, 640)  # longest side in pixels: of a tile, and of the query
 Refusal = Literal["too_many_pixels", "not_a_picture", "broken_picture", "too_slow"]
