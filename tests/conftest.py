@@ -25,6 +25,7 @@ SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 # Files whose tests look into /proc, and files that need Unix signals, resource limits, fork or make.
 NEED_PROC = ["test_files.py", "training/test_checkpoint.py", "training/test_distributed.py"]
 NEED_UNIX = [
+    "cli/test_files.py",
     "cli/test_paper.py",
     "cli/test_serve.py",
     "cli/test_train.py",

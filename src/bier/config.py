@@ -18,6 +18,8 @@ from bier import files
 from bier.errors import ConfigError, did_you_mean
 from bier.method import defaults
 
+LARGEST_FILE = 2**22  # bytes
+MOST_DOTS = 1_000  # of a key
 RECORDS = ("made_by", "split")  # sections that describe how a run was made and are not settings
 CHECKSUM = "sha256"  # a flipped bit cannot turn its first letter into #, which would hide the line
 _NOT_SETTINGS = (*RECORDS, CHECKSUM)
@@ -238,6 +240,14 @@ class TrainConfig(Section):
     patience: int = setting(0, "validations without improvement before the run ends; 0 never ends early", least=0)
 
 
+def _parsed(path: Path) -> dict[str, Any]:
+    text = files.read_file(path, LARGEST_FILE).decode("utf-8")
+    # The parser takes minutes for a key of many parts: its time grows with the square of their number.
+    if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError("a key has too many parts")
+    return tomllib.loads(text)
+
+
 class Config(Section):
     """All settings of a run. Sections and keys are those of its config.toml; `bier settings` lists them.
 
@@ -299,13 +309,13 @@ class Config(Section):
     def from_toml(cls, path: Path, *, check: bool = True) -> "Config":
         """Read a file. `check` compares the checksum that a run's own file has; a copy of it may be edited freely."""
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = _parsed(path)
         except FileNotFoundError:
             raise ConfigError(f"There is no config at {path}.") from None
         except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of 4,300 digits
             raise ConfigError(f"{path} is not valid TOML: {error}.") from None
         except OSError as error:
-            raise ConfigError(f"Cannot read the config {path}: {error.strerror}.") from None
+            raise ConfigError(f"Cannot read the config {path}: {error.strerror or error}.") from None
         if not content:
             raise ConfigError(f"{path} is empty.")
         if check and CHECKSUM in content and _checksum(content) != content[CHECKSUM]:

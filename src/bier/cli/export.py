@@ -9,7 +9,7 @@ import typer
 
 from bier.cli.terminal import Backbone, Json, emit, model_or_backbone, say
 from bier.errors import ConfigError
-from bier.files import folder_aside
+from bier.files import folder_aside, read_file
 
 if TYPE_CHECKING:
     from bier.models.model import Model
@@ -109,7 +109,7 @@ def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, 
         raise ConfigError(f"The folder {str(out)!r} must be new or empty.")
     card: dict[str, Any] = {"licence": licence, "results": _read_results(results) if results else None}
     if run is not None and (run / "config.toml").is_file():
-        lines = (run / "config.toml").read_text(encoding="utf-8").splitlines()
+        lines = read_file(run / "config.toml").decode("utf-8").splitlines()
         # Paths of this machine are private and of no use elsewhere. The checksum covers them and is left out too.
         private = ("root =", "cache =", "weights =", "sha256 =")
         card["settings"] = "\n".join(line for line in lines if not line.startswith(private))
@@ -123,7 +123,7 @@ def _for_hub(model: "Model", run: Path | None, out: Path, results: Path | None, 
 
 def _read_results(path: Path) -> dict[str, Any]:
     try:
-        found = json_library.loads(path.read_text(encoding="utf-8"))
+        found = json_library.loads(read_file(path))
         assert isinstance(found["recall"]["ensemble"], dict)
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise ConfigError(f"--results must be a file that `bier evaluate --json` has printed. Got {path}.") from error

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from bier.data.listing import list_images
 from bier.data.records import Dataset, Part, Protocol
 from bier.errors import DataError, needs
+from bier.files import read_file
 
+LARGEST_LIST = 2**30  # bytes
 Counts = Mapping[str, Mapping[str, int]]
 
 
@@ -70,7 +72,7 @@ def rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
 
     File names of any encoding survive: bytes that are not UTF-8 become what `os.fsencode` turns back.
     """
-    lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    lines = read_file(path, LARGEST_LIST).decode("utf-8", "surrogateescape").splitlines()
     found = []
     for number, line in enumerate(lines[skip:], start=skip + 1):
         fields = line.split(maxsplit=columns - 1)
@@ -355,7 +357,7 @@ def _read_cifar10(root: Path, _: str) -> Dataset:
 
 def _cifar_records(path: Path) -> NDArray[np.uint8]:
     """One byte of label, then 3,072 bytes of pixels (all red, all green, all blue), again and again."""
-    content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
+    content = np.frombuffer(read_file(path, LARGEST_LIST), dtype=np.uint8)
     if not len(content) or len(content) % (1 + CIFAR_PIXELS):
         raise DataError(f"{path} must be records of {1 + CIFAR_PIXELS} bytes. Got {len(content)} bytes instead.")
     records = content.reshape(-1, 1 + CIFAR_PIXELS)

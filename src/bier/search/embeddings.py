@@ -32,6 +32,7 @@ from bier.search.store import (
     checked_vectors,
 )
 
+LARGEST_WORDS = 2**34  # bytes of OUT.json
 SHARD = 512  # rows of a shard: what an interruption may cost, and what a process of a cluster takes at once
 
 
@@ -225,14 +226,14 @@ def _read(file: Path, raw: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         return tensors, json.loads(text)
     if not beside.is_file():
         raise SearchError(f"Embeddings must be a file of `bier embed` with a JSON file beside it. {beside} is missing.")
-    return tensors, json.loads(beside.read_bytes())
+    return tensors, json.loads(files.read_file(beside, LARGEST_WORDS))
 
 
 def _check_unchanged(file: Path, beside: Path, text: bytes) -> None:
     """SearchError if OUT.json was changed by hand, which would be ignored. One that is older than OUT is outdated."""
     if not beside.is_file() or beside.stat().st_mtime_ns < file.stat().st_mtime_ns:
         return
-    if beside.read_bytes() != text:
+    if files.read_file(beside, LARGEST_WORDS) != text:
         raise SearchError(
             f"{beside} must be what {file} holds, and it was changed since. Remove it, or embed the images again."
         )
