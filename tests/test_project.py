@@ -206,3 +206,28 @@ def test_the_actions_of_the_workflows_are_pinned() -> None:
     ]
     assert len(used) > 5
     assert [line for line in used if not re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line)] == []
+
+
+def test_what_an_index_of_packages_shows() -> None:
+    """It has neither the files of the repository nor its pictures: every link is a whole one."""
+    text = (ROOT / PROJECT["readme"]).read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]*)\)", text) + re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    assert PROJECT["authors"]
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)} <= set(PROJECT["classifiers"])
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == bier.__version__
+    assert citation["date-released"].year >= 2026
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert citation["preferred-citation"]["url"] in readme
+    assert "```bibtex" in readme
+    assert "@article" in readme
+
+
+def test_lowest_and_newest_versions_are_tried() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["versions"]["strategy"]["matrix"]["resolution"] == ["lowest-direct", "highest"]

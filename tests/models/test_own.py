@@ -136,3 +136,22 @@ def test_a_file_of_weights_with_nan(tmp_path: Path) -> None:
     save_file(loaded, tmp_path / "w.safetensors")
     with pytest.raises(ModelError, match=r"conv_stem\.weight has NaN"):
         build_backbone("efficientnet_lite0", weights=tmp_path / "w.safetensors")
+
+
+def test_the_packaged_weights_go_by_name_and_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    from bier.models import timm_models
+
+    weights = timm_models._packaged_weights("efficientnet_lite0")
+    model = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    timm_models._load_packaged(model, dict(reversed(weights.items())))  # whatever their order
+    expected = build_backbone("efficientnet_lite0").state_dict()
+    model.reset_classifier(0)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), expected.values(), strict=True))
+    weights["_fc.weight"] = weights.pop("_fc.bias")
+    with pytest.raises(ModelError, match=r"must hold _fc\.weight"):
+        timm_models._load_packaged(timm.create_model("tf_efficientnet_lite0"), weights)
+    monkeypatch.setitem(timm_models.DIGESTS, "efficientnet_lite0", "0" * 64)
+    with pytest.raises(ModelError, match=r"not those of version 0\.1\.0"):
+        build_backbone("efficientnet_lite0")

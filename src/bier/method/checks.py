@@ -44,7 +44,8 @@ def check_rows(rows: Any, width: int, what: str = "embeddings", least: int = 1) 
     if not isinstance(rows, Tensor):
         raise DataError(f"The {what} must be a tensor. Got {type(rows).__name__} instead.")
     is_dense = rows.layout is torch.strided
-    if not is_dense or not rows.is_floating_point() or rows.ndim != 2 or rows.shape[1] != width or len(rows) < least:
+    fits = rows.ndim == 2 and rows.shape[1] == width and rows.shape[0] >= least  # len() would be constant in an export
+    if not is_dense or not rows.is_floating_point() or not fits:
         kind, shape = f"{rows.dtype}{'' if is_dense else f' ({rows.layout})'}", tuple(rows.shape)
         raise DataError(f"Expected float {what} of shape (B, {width}). Got {kind} of shape {shape} instead.")
 

