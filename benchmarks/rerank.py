@@ -1,9 +1,8 @@
 """What re-ranking of the 100 nearest images gains and costs: `python benchmarks/rerank.py --data cub folder`.
 
 The untrained EfficientNet-Lite0, or a model, on the test part of a data set: each method against the plain order, once
-as it is and once with a single image of the query's class in the gallery, which is where re-ranking hurts. Last, the
-threshold of "same or not": found on validation classes, tested on test classes. `--vectors FOLDER` keeps the vectors
-for the next time.
+as it is and once with a single image of the query's class in the gallery, which is where re-ranking hurts.
+`--vectors FOLDER` keeps the vectors for the next time.
 """
 
 import argparse
@@ -16,9 +15,7 @@ import bier
 from _report import Report
 from bier.config import Config
 from bier.data import Dataset, load
-from bier.evaluate.dataset import find_same
 from bier.evaluate.reranking import Reranked, evaluate_reranking
-from bier.evaluate.verification import count_pairs, operate
 from bier.search.rerank import DEPTH, METHODS
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
@@ -66,19 +63,6 @@ def show(title: str, rows: dict[str, Reranked], report: Report) -> None:
     report.table(title, ["", "R@1", "gain", "mAP@R", "gain of mAP@R", "ms per query"], lines)
 
 
-def show_same(model: bier.Model, dataset: Dataset, vectors: Vectors, labels: NDArray[np.int64]) -> None:
-    kept = find_same(model, dataset)
-    if kept is None or kept["threshold"] is None:
-        print("\nno threshold reaches 95% precision")
-        return
-    found = operate(count_pairs(vectors, labels), kept["threshold"])
-    print(
-        f"\nsame from {found.threshold:.4f}, found on {kept['classes']} {kept['part']} classes for "
-        f"{kept['precision']:g}%; on test classes: precision {found.precision or 0:.1f}, recall {found.recall:.2f}, "
-        f"answered {found.answered:.1f}, empty if the query's class is removed {found.empty:.1f}"
-    )
-
-
 def measure(name: str, arguments: argparse.Namespace, report: Report) -> None:
     root = arguments.root / "grocery" if name == "folder" else arguments.root
     settings = {"data.name": name, "data.root": str(root), "data.validation": 0.2}
@@ -92,7 +76,6 @@ def measure(name: str, arguments: argparse.Namespace, report: Report) -> None:
     show(f"{shown}: the {DEPTH} nearest of all other images", nearest, report)
     few = few_images(vectors, labels)
     show(f"{shown}: one image of each class in the gallery, mean of {DRAWS} draws", few, report)
-    show_same(model, dataset, vectors, labels)
 
 
 def main() -> None:

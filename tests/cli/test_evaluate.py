@@ -12,8 +12,9 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import bier
-from bier.evaluate.verification import Gallery, model_thresholds, verify
+from bier.evaluate.thresholds import Gallery, model_thresholds, verify
 from bier.method.ensemble import EmbeddingEnsemble
+from bier.method.equations import unit_rows
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
 from bier.training import resolve
@@ -320,66 +321,105 @@ def test_the_test_set_of_vehicleid(cli: Cli, pictures: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def separated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A feature file of 16 classes that are easier to tell apart, so that a precision of 95% can be reached."""
+    """A feature file of 96 classes that are easier to tell apart, so that a precision of 95% can be reached."""
     random = np.random.default_rng(1)
-    labels = np.repeat(np.arange(16), 10)
-    features = (random.normal(size=(16, 24))[labels] + 0.6 * random.normal(size=(160, 24))).astype(np.float32)
+    labels = np.repeat(np.arange(96), 8)
+    features = (random.normal(size=(96, 24))[labels] + 0.5 * random.normal(size=(768, 24))).astype(np.float32)
     path = tmp_path_factory.mktemp("vectors") / "features.safetensors"
     save_file({"features": features, "labels": labels}, path)
     return path
 
 
-@pytest.mark.parametrize(("share", "part", "classes"), [(0.5, "validation", 4), (0.0, "train", 8)])
-def test_same_or_not(cli: Cli, separated: Path, tmp_path: Path, share: float, part: str, classes: int) -> None:
-    """The threshold is found on validation classes or says that it is not, and tested on the test classes."""
-    run = tmp_path / "run"
-    settings = {
-        "data.root": str(separated),
-        "data.validation": share,
-        "model.embedding": 24,
-        "train.steps": 2,
-        "train.batch_classes": 3,
-        "train.batch_images": 4,
-        "train.precision": "float32",
-    }
+@pytest.fixture(scope="module")
+def run_with_threshold(separated: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "shop"
+    settings = {"data.root": str(separated), "data.validation": 0.5, "model.embedding": 24, "train.steps": 2}
+    settings |= {"train.batch_classes": 3, "train.batch_images": 4, "train.precision": "float32"}
     bier.train(resolve("bier", "features", settings), run)
+    return run
+
+
+def test_same_or_not(cli: Cli, run_with_threshold: Path) -> None:
+    """The threshold is found on validation classes and tested on the test classes; the model keeps both."""
+    run = run_with_threshold
     model, dataset = bier.load(run), load_data(bier.Config.from_toml(run / "config.toml"))
     kept = model.metadata["same"]
-    assert (kept["part"], kept["classes"], kept["queries"], kept["images"]) == (part, classes, 10 * classes, 80)
+    assert (kept["part"], kept["classes"], kept["queries"], kept["images"]) == ("validation", 24, 192, 384)
     z = {name: model.embed_raw(dataset[name].images) for name in dataset.parts}
-    others = Gallery(z["train"], 100 + dataset["train"].labels) if share else None
-    again = model_thresholds(z[part], dataset[part].labels, others, model.groups, model.weighting, part=part)
+    others = Gallery(z["train"], 100 + dataset["train"].labels)
+    again = model_thresholds(
+        z["validation"], dataset["validation"].labels, others, model.groups, model.weighting, part="validation"
+    )
     assert again is not None
     assert kept["prefixes"] == pytest.approx(again["prefixes"])
 
     code, out, said = cli("evaluate", run, "--json", "--no-report")
     assert code == 0, said
     same = json.loads(out)["same"]
-    assert same["kept"] == kept
-    assert same["pairs"] == {"same": 8 * 10 * 9 // 2, "different": 28 * 100}
+    assert same["pairs"] == {"same": 48 * 8 * 7, "different": 48 * 8 * 47 * 8}
     assert set(same["tar"]) == {"0.01", "0.001", "0.0001"}
     found = verify(model.encode(dataset["test"].images), dataset["test"].labels, threshold=kept["threshold"])
     assert found is not None
     assert found.tested is not None
     assert same["tested"] == pytest.approx(found.tested._asdict())
     assert same["eer"] == pytest.approx(found.eer)
+    tested = {
+        "data": "features",
+        "classes": 48,
+        "precision": found.tested.precision_with_unknown,
+        "recall": found.tested.recall,
+    }
+    assert same["kept"] == {**kept, "tested": pytest.approx(tested)}
+    after = bier.load(run)
+    assert after.metadata["same"] == same["kept"]
+    assert all(torch.equal(a, b) for a, b in zip(after.parameters(), model.parameters(), strict=True))
     code, _, said = cli("evaluate", run)
     assert code == 0, said
-    name = f"found on {'training' if part == 'train' else part} images ({classes} classes)"
+    name = "found on validation images (24 classes)"
     assert f"the model's, {name}" in said
     assert f"EER {same['eer']:.2f}" in said
     page = (run / "report" / "index.html").read_text()
     assert "Same or not" in page
     assert f"Kept in the model, {name}" in page
     assert (run / "report" / "roc.png").is_file()
+    bier.load(run).save(run.parent / "copy")
+    other = bier.load(run.parent / "copy").metadata["same"]
+    cli("evaluate", run, "--part", "validation", "--no-report")
+    assert bier.load(run).metadata["same"] == other  # images that it was chosen on are no test
 
 
 def test_a_model_whose_threshold_was_not_found_says_so(cli: Cli, runs: Path) -> None:
-    kept = bier.load(runs / "a-bier").metadata["same"]  # one validation class, with much noise
+    kept = bier.load(runs / "a-bier").metadata["same"]
     assert (kept["threshold"], kept["part"], kept["classes"]) == (None, "validation", 1)
     code, _, said = cli("evaluate", runs / "a-bier", "--no-report")
     assert code == 0
-    assert "the model keeps no threshold, because none reached 95% on validation images (1 class)" in said
+    assert "the model keeps no threshold: that takes 20 validation classes, and it was trained with 1" in said
+
+
+def test_embeddings_that_are_nearly_alike_are_measured_exactly(cli: Cli, tmp_path: Path) -> None:
+    """Mean cosine 0.9999999: with scores in float32, MAP@R fell to nonsense while Recall@K stayed exact."""
+    random = np.random.default_rng(0)
+    labels = np.arange(400) % 40
+    raw = random.normal(size=(40, 16))[labels] + 0.02 * random.normal(size=(400, 16))
+    raw = (1 + 3e-4 * raw).astype(np.float32)
+    unit = unit_rows(torch.from_numpy(raw)).double().numpy()
+    scores = unit @ unit.T
+    assert 0.9999998 < scores.mean() < 1
+    shares = []
+    for query, row in enumerate(scores):  # MAP@R as it is defined, in double precision
+        order = np.argsort(-np.where(np.arange(400) == query, -1, row))[:9]
+        right = labels[order] == labels[query]
+        shares.append((right * np.cumsum(right) / np.arange(1, 10)).sum() / 9)
+    file = tmp_path / "vectors.safetensors"
+    save_file({"raw": raw, "vectors": raw}, file)
+    names = [f"class {label}" for label in labels]
+    about = {"groups": [16], "weighting": "alpha", "labels": names, "paths": [str(n) for n in range(400)]}
+    file.with_suffix(".json").write_text(json.dumps(about))
+    code, out, said = cli("evaluate", "--embeddings", file, "--json")
+    assert code == 0, said
+    result = json.loads(out)
+    assert result["map_at_r"] == pytest.approx(100 * np.mean(shares), abs=0.05)
+    assert result["same"]["eer"] < 1  # cosines, which are told apart although they differ by 1e-7
 
 
 def test_re_ranking_is_shown_beside_the_plain_row(cli: Cli, runs: Path) -> None:

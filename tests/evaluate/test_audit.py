@@ -13,6 +13,7 @@ from bier.errors import DataError
 from bier.evaluate import audit as audit_module
 from bier.evaluate.audit import (
     ACROSS,
+    AUDIT,
     FAR,
     INSIDE,
     LEAK,
@@ -23,6 +24,7 @@ from bier.evaluate.audit import (
     audit,
     inspect_images,
 )
+from bier.folders import RECORD, own_folder
 
 CLASSES, EACH = 6, 12
 
@@ -155,10 +157,10 @@ def test_what_is_written(part: Part, tmp_path: Path) -> None:
     Path(part.images[4]).write_bytes(b"no picture")
     found = audited(part, vectors_of(part.labels))
     out = tmp_path / "out"
-    out.mkdir()
-    (out / f"{FAR}.png").touch()  # of an earlier audit
+    with own_folder(out, AUDIT) as earlier:
+        (earlier / f"{FAR}.png").touch()
     assert [path.name for path in found.write(out, tmp_path)] == ["findings.csv", f"{INSIDE}.png"]
-    assert sorted(path.name for path in out.iterdir()) == [f"{INSIDE}.png", "findings.csv"]
+    assert sorted(path.name for path in out.iterdir()) == [RECORD, f"{INSIDE}.png", "findings.csv"]
     with (out / "findings.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["finding"], first["path"], first["other_path"]) == (INSIDE, "0.png", "1.png")

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bier.errors import DataError
-from bier.evaluate import counting
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.evaluate.recall import draw_galleries, ranks, recall_at_k
 
@@ -31,17 +30,6 @@ def naive_ranks(vectors, labels, gallery=None, gallery_labels=None):
 def unit(rng, count, dimension):
     vectors = rng.standard_normal((count, dimension)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize("tile", [7, 32, 1024])
-def test_ranks_are_those_of_a_naive_loop(tile):
-    rng = np.random.default_rng(0)
-    vectors, labels = unit(rng, 150, 8), rng.integers(0, 40, 150)
-    queries = counting.sort_by_class([torch.from_numpy(vectors)], torch.from_numpy(labels))
-    counted = counting.count_ahead(queries, None, torch.ones(1, 1, dtype=torch.float64), tile=tile)[0].numpy()
-    assert (counted == naive_ranks(vectors, labels)).all()
-    assert (counted == -1).any()
-    assert (counted > 0).any()
 
 
 @given(
@@ -154,7 +142,7 @@ def test_progress_reaches_its_total():
     seen = []
     rng = np.random.default_rng(6)
     ranks(unit(rng, 2500, 4), np.arange(2500) % 500, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(i, 10) for i in range(1, 11)]
+    assert seen == [(i, 5) for i in range(1, 6)]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from bier.cli.terminal import (
     table_of_numbers,
     untrained,
 )
-from bier.errors import ConfigError, DataError, ModelError
+from bier.errors import ConfigError, DataError, ModelError, WriteError
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -193,6 +193,8 @@ def _measure(
         if with_untrained and isinstance(run, Path):
             done = replace(done, untrained=_untrained(bar, run, dataset, options))
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
+        if isinstance(run, Path) and rank() == 0 and (part is None or part == "test" or not own):
+            done = _keep_tested(run, done)
         reranked: dict[str, Any] = {}
         if rerank:
             with counted_step(bar, "re-ranking") as progress:
@@ -202,6 +204,22 @@ def _measure(
                 folder = run if isinstance(run, Path) else None
                 _write(report, done.result, done.measured, str(run), folder, done, reranked)
     return {**done.to_dict(), **reranked}
+
+
+def _keep_tested(run: Path, done: "Assessment") -> "Assessment":
+    """Write the precision of the model's threshold on these images, which it was not trained on, into the model."""
+    from contextlib import suppress
+
+    from bier.evaluate.thresholds import keep_record, tested_on
+
+    point = done.result.same.tested if done.result.same else None
+    tested = point and tested_on(point, done.measured.data, done.measured.classes)
+    if tested is None or done.kept is None or done.kept.get("tested") == tested:
+        return done
+    kept = {**done.kept, "tested": tested}
+    with suppress(WriteError):  # somebody else's model
+        keep_record(run, kept)
+    return replace(done, kept=kept)
 
 
 def _untrained(bar: "Progress", run: Path, dataset: "Dataset", options: Mapping[str, Any]) -> "StartingPoint | None":
@@ -338,7 +356,7 @@ def single_table(name: str, row: Mapping[str, Any]) -> "Group":
 
 def same_table(same: Mapping[str, Any]) -> "Group":
     """What searches return above a threshold: the one that the model keeps, and the one found on these images."""
-    from bier.evaluate.verification import found_on
+    from bier.evaluate.thresholds import found_on, why_none
 
     rows, kept = [], same.get("kept")
     target = f"{same['target_precision']:g}%"
@@ -351,6 +369,7 @@ def same_table(same: Mapping[str, Any]) -> "Group":
             name,
             f"{one['threshold']:.4f}",
             "-" if one["precision"] is None else _percent(one["precision"]),
+            "-" if one["precision_with_unknown"] is None else _percent(one["precision_with_unknown"]),
             *(_percent(one[key]) for key in ("recall", "answered", "empty")),
         )
         for name, one in rows
@@ -358,9 +377,9 @@ def same_table(same: Mapping[str, Any]) -> "Group":
     tars = ", ".join(f"{value:.2f} at FAR {rate}" for rate, value in same["tar"].items())
     none = "" if same["found"] else f"; no threshold reaches a precision of {target} on these images"
     if kept and not same["tested"]:
-        none += f"; the model keeps no threshold, because none reached {kept['precision']:g}% on {found_on(kept)}"
+        none += f"; the model keeps no threshold: {why_none(kept)}"
     return table_of_numbers(
-        ("same from a similarity of", "", "precision", "recall", "answered", "empty without a match"),
+        ("same from a similarity of", "", "precision", "half unknown", "recall", "answered", "empty without a match"),
         cells,
         caption=f"pairs of images: EER {_percent(same['eer'])}; TAR {tars}{none}",
     )

@@ -10,7 +10,7 @@ from bier import files
 from bier.collection.encoding import STAMP, about_model, is_same_file
 from bier.data import list_images
 from bier.errors import DataError, ModelError, SearchError
-from bier.evaluate.verification import kept_threshold
+from bier.evaluate.thresholds import kept_threshold, why_none
 from bier.images import Box
 from bier.images import Source as Picture
 from bier.models.model import Model, Untrained, load
@@ -176,10 +176,7 @@ class Collection:
         threshold = kept_threshold(metadata, learners)
         if threshold is not None:
             return threshold
-        if metadata.get("same"):
-            reason = f"none reached a precision of {metadata['same']['precision']:g}% when it was trained"
-        else:
-            reason = "it was not found when the model was made"
+        reason = why_none(metadata["same"]) if metadata.get("same") else "it was not found when the model was made"
         raise SearchError(
             f"The model must keep a threshold for --same. It has none: {reason}. Give one with --threshold; "
             "bier evaluate shows what each reaches."

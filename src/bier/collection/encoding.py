@@ -17,7 +17,7 @@ from bier.errors import DataError, ModelError
 from bier.images import Broken
 from bier.models.backends import Backend, check_backend
 from bier.models.embed import inputs_for
-from bier.models.model import Model, Untrained, description_file, load
+from bier.models.model import Description, Model, Untrained, description_file, load
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.sources import STAMP as STAMP
 from bier.search.sources import Progress, Source, stamp_of
@@ -33,15 +33,25 @@ def model_folder(path: Path) -> Path:
     raise ModelError(f"A model must be a folder with model.json, or a run that has one. Found none at {path}.")
 
 
+def folder_fingerprint(folder: Path) -> str:
+    """A checksum of all that decides what a model computes: equal for equal vectors, whatever its metadata say."""
+    try:
+        description = dict(json.loads(description_file(folder).read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ModelError(f"The model {str(folder)!r} is damaged: {' '.join(str(error).split())}.") from error
+    decisive = {name: description.get(name) for name in (*Description.model_fields, "sha256") if name != "metadata"}
+    return files.checksum(json.dumps(decisive, sort_keys=True).encode())
+
+
 def about_model(path: Path | Untrained) -> dict[str, str]:
-    """Where a model is, and the checksum of its description, which contains that of the weights.
+    """Where a model is, and a checksum of what it computes.
 
     Of an untrained backbone: its name, the file of its weights if it was given, and a digest of these weights.
     """
     if isinstance(path, Untrained):
         file = {} if path.weights is None else {"weights": str(path.weights.resolve())}
         return {"backbone": path.backbone, **file, "fingerprint": _untrained_fingerprint(path)}
-    return {"path": str(path.resolve()), "fingerprint": files.checksum(description_file(model_folder(path)))}
+    return {"path": str(path.resolve()), "fingerprint": folder_fingerprint(model_folder(path))}
 
 
 _untrained_fingerprint = lru_cache(Untrained.fingerprint)  # it builds the network

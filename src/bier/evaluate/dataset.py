@@ -18,7 +18,7 @@ from bier.data import Dataset
 from bier.data.records import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
-from bier.evaluate.verification import Gallery, kept_threshold, model_thresholds
+from bier.evaluate.thresholds import LEAST_CLASSES, Gallery, kept_threshold, model_thresholds, no_threshold
 from bier.images import Broken, ImageDataset
 from bier.method import equations
 from bier.method.classifier import BoostedClassifier
@@ -29,6 +29,7 @@ from bier.models.model import Model, Untrained, starting_point
 BATCH = 128
 QUERY_GALLERY = "query and gallery"
 SAME_IMAGES = 1_000  # queries, and as many others, with which the threshold of a model is found
+SAME_CLASSES = 200  # that the queries are spread over
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
 ImageOf = Callable[[int], NDArray[np.uint8]]
@@ -163,7 +164,6 @@ def assess(
         repeats=REPEATS if part is None and dataset.protocol == "repeated-gallery" else None,
         weighting=model.weighting,
         threshold=threshold,
-        shared=True,
     )
     measured = Measured(dataset.name, name, len(np.unique(labels)), len(labels))
     return Assessment(
@@ -174,39 +174,43 @@ def assess(
 def find_same(model: Model, dataset: Dataset, *, workers: int | None = None) -> dict[str, Any] | None:
     """The similarity from which two images count as the same, as `model_thresholds` describes it, to keep in a model.
 
-    Queries are validation images (training images, where there is no validation part): whole classes, up to 1,000
-    images. They are searched among each other and up to 1,000 others of both parts, drawn at random and counted for as
-    many as there are; those that cannot be read are left out. None for a classifier, and where no two images share a
-    class.
+    Queries are up to 1,000 validation images, spread over up to `SAME_CLASSES` classes. They are searched among each
+    other and up to 1,000 others of the training and validation parts, drawn at random and counted for as many as there
+    are; those that cannot be read are left out. Without enough validation classes there is no threshold, and nothing is
+    embedded: training classes lie further apart than others. None for a classifier.
     """
     if dataset.protocol == "accuracy":
         return None
-    name = "validation" if "validation" in dataset.parts else "train"
+    if "validation" not in dataset.parts or dataset["validation"].present < LEAST_CLASSES:
+        name = "validation" if "validation" in dataset.parts else "train"
+        return no_threshold(model.groups, name, dataset[name].present if name == "validation" else 0)
     generator = np.random.default_rng(0)
-    chosen = _whole_classes(dataset[name].labels, generator)
-    rest = [dataset[name].select(~chosen), *([dataset["train"]] if name == "validation" else [])]
+    validation, train = dataset["validation"], dataset["train"]
+    chosen = _spread_over_classes(validation.labels, generator)
+    rest = [validation.select(~chosen), train]
     weight = max(1, -(-sum(map(len, rest)) // SAME_IMAGES))
-    drawn = [one.select(np.sort(generator.permutation(len(one))[: len(one) // weight])) for one in rest]
+    drawn = [part.select(np.sort(generator.permutation(len(part))[: len(part) // weight])) for part in rest]
 
     def embedded(part: Part) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
         part, _ = part.readable(workers=workers)
         names = np.array(part.classes)[part.labels]
         return model.embed_raw(inputs_for(part, model.backbone, workers=workers)), names
 
-    found = [embedded(one) for one in drawn if len(one)]
+    found = [embedded(part) for part in drawn if len(part)]
     others = None
     if found:
         others = Gallery(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
-    queries, labels = embedded(dataset[name].select(chosen))
-    return model_thresholds(queries, labels, others, model.groups, model.weighting, part=name)
+    queries, labels = embedded(validation.select(chosen))
+    return model_thresholds(queries, labels, others, model.groups, model.weighting, part="validation")
 
 
-def _whole_classes(labels: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.bool_]:
-    """The images of random classes, at least two, as many as fit into `SAME_IMAGES`."""
-    classes, sizes = np.unique(labels, return_counts=True)
-    order = generator.permutation(len(classes))
-    fitting = max(2, int(np.searchsorted(np.cumsum(sizes[order]), SAME_IMAGES, side="right")))
-    return np.isin(labels, classes[order[:fitting]])
+def _spread_over_classes(labels: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Up to `SAME_IMAGES` images: equally many of each of up to `SAME_CLASSES` classes, drawn at random."""
+    classes = generator.permutation(np.unique(labels))[:SAME_CLASSES]
+    each, chosen = SAME_IMAGES // len(classes), np.zeros(len(labels), bool)
+    for label in classes:
+        chosen[generator.permutation(np.flatnonzero(labels == label))[:each]] = True
+    return chosen
 
 
 def assess_untrained(

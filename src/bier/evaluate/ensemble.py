@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 
 from bier.errors import ConfigError
 from bier.evaluate.correlation import feature_correlation, learner_correlation_matrix, mean_off_diagonal
-from bier.evaluate.counting import Progress, count_ahead
+from bier.evaluate.pairs import Progress, Scan, scan
 from bier.evaluate.recall import (
     NO_POSITIVE,
     Labels,
+    Ranking,
     Vectors,
     as_matrix,
     check_groups,
     check_ks,
     draw_galleries,
     encode_labels,
-    rank_r,
     recall_from_ranks,
     sides,
     unit_parts,
 )
-from bier.evaluate.verification import Verification, verify
+from bier.evaluate.thresholds import Verification, summarise
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.equations import boosting_rates, ensemble_vector
 
@@ -83,6 +83,7 @@ class EnsembleResult:
     without_positive: int
     seconds: float
     test: Evaluated = field(repr=False)
+    scan: Scan = field(repr=False)  # of the first gallery, where several are drawn
     same: Verification | None = None  # pairs of one class against pairs of two
 
     @property
@@ -129,7 +130,6 @@ def evaluate_ensemble(
     ranking: bool = True,
     threshold: float | None = None,
     progress: Progress | None = None,
-    shared: bool = False,
 ) -> EnsembleResult:
     """Measure an ensemble from its raw embeddings `z` (N, d), whose columns `groups` splits into learners.
 
@@ -137,8 +137,7 @@ def evaluate_ensemble(
     the first m learners as an ensemble of m by its own alphas, so that `prefix-M` is `ensemble`. One learner alone has
     `ensemble` and `learner-1` only. `repeats` asks for that many random galleries (VehicleID); the queries of all of
     them then count together. `threshold` is a similarity above which images count as the same, to be tested here.
-    `ranking=False` leaves out mAP@R, R-Precision and the ROC, which cost two full multiplies more. `shared`: all
-    processes call this with the same arguments, share the work and get the same result.
+    `ranking=False` leaves out mAP@R, R-Precision and the ROC.
     """
     started = time.perf_counter()
     if weighting not in WEIGHTINGS:
@@ -146,27 +145,27 @@ def evaluate_ensemble(
     values = check_ks(ks)
     tests = _test_sets(z, labels, gallery, gallery_labels, repeats, seed)
     sizes = check_groups(groups, tests[0].z.shape[1])
-    found = _all_ranks(tests, sizes, weighting, progress, shared)
-    recall = {name: recall_from_ranks(row, values) for name, row in found.items()}
-    everything = tests[0].everything
-    rankings = [rank_r(*test.compared(sizes, weighting), shared=shared) for test in tests] if ranking else []
-    same = verify(*tests[0].compared(sizes, weighting), threshold=threshold, shared=shared) if ranking else None
+    scans = _scans(tests, sizes, weighting, ranking, progress)
+    ranks = _named_ranks(scans, len(sizes), weighting)
+    recall = {name: recall_from_ranks(row, values) for name, row in ranks.items()}
+    everything, rates = tests[0].everything, Ranking.of(*scans) if ranking else None
     return EnsembleResult(
         groups=sizes,
         weighting=weighting,
         recall=recall,
-        spread=_spread(found, values, len(tests)) if repeats else None,
-        ranks=found,
-        adds=_adds(found, len(sizes)),
-        alone_right=_alone_right(found, len(sizes)),
+        spread=_spread(ranks, values, len(tests)) if repeats else None,
+        ranks=ranks,
+        adds=_adds(ranks, len(sizes)),
+        alone_right=_alone_right(ranks, len(sizes)),
         feature_correlation=feature_correlation(everything),
         learner_correlation=learner_correlation_matrix(everything, sizes),
-        map_at_r=float(np.mean([one.map_at_r for one in rankings])) if rankings else None,
-        r_precision=float(np.mean([one.r_precision for one in rankings])) if rankings else None,
+        map_at_r=None if rates is None else rates.map_at_r,
+        r_precision=None if rates is None else rates.r_precision,
         queries=len(tests[0].z),
         gallery=len(tests[0].z if tests[0].gallery is None else tests[0].gallery),
-        without_positive=int(np.sum(found["ensemble"][: len(tests[0].z)] == NO_POSITIVE)),
-        same=same,
+        without_positive=int(np.sum(ranks["ensemble"][: len(tests[0].z)] == NO_POSITIVE)),
+        same=summarise(scans[0], threshold=threshold) if ranking else None,
+        scan=scans[0],
         seconds=time.perf_counter() - started,
         test=tests[0],
     )
@@ -213,22 +212,38 @@ def _variants(learners: int, weighting: Weighting) -> dict[str, list[float]]:
     return rows
 
 
-def _all_ranks(
-    tests: list[Evaluated], sizes: tuple[int, ...], weighting: Weighting, progress: Progress | None, shared: bool
-) -> dict[str, NDArray[np.int64]]:
+def _scans(
+    tests: list[Evaluated], sizes: tuple[int, ...], weighting: Weighting, ranking: bool, progress: Progress | None
+) -> list[Scan]:
+    """One for each gallery; MAP@R and the pairs are those of the ensemble."""
     variants = _variants(len(sizes), weighting)
-    mix = torch.tensor(list(variants.values()), dtype=torch.float64)
-    runs = []
+    main = list(variants).index("learner-1" if len(sizes) == 1 else f"ensemble-{weighting}")
+    weights = torch.tensor(list(variants.values()), dtype=torch.float64)
+    scans = []
     for number, test in enumerate(tests):
         others = None if test.gallery is None else unit_parts(test.gallery, sizes)
         queries, gallery = sides(unit_parts(test.z, sizes), test.classes, others, test.gallery_classes)
-        follow = _share(progress, number, len(tests))
-        runs.append(count_ahead(queries, gallery, mix, progress=follow, shared=shared).numpy())
-    counted = dict(zip(variants, np.concatenate(runs, axis=1), strict=True))
-    if len(sizes) == 1:
-        return {"ensemble": counted["learner-1"], **counted}
-    ensemble = counted[f"ensemble-{weighting}"]
-    return {"ensemble": ensemble, **counted, f"prefix-{len(sizes)}": ensemble}
+        scans.append(
+            scan(
+                queries,
+                gallery,
+                weights,
+                main=main,
+                ranking=ranking,
+                count_pairs=ranking and number == 0,
+                progress=_share(progress, number, len(tests)),
+            )
+        )
+    return scans
+
+
+def _named_ranks(scans: list[Scan], learners: int, weighting: Weighting) -> dict[str, NDArray[np.int64]]:
+    counted = torch.cat([found.ranks for found in scans], dim=1).numpy()
+    ranks = dict(zip(_variants(learners, weighting), counted, strict=True))
+    if learners == 1:
+        return {"ensemble": ranks["learner-1"], **ranks}
+    ensemble = ranks[f"ensemble-{weighting}"]
+    return {"ensemble": ensemble, **ranks, f"prefix-{learners}": ensemble}
 
 
 def _share(progress: Progress | None, number: int, count: int) -> Progress | None:

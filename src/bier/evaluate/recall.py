@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from bier import distributed
 from bier.errors import DataError
-from bier.evaluate.counting import Progress, Side, count_ahead, sort_by_class
+from bier.evaluate.pairs import Progress, Scan, Side, scan, sort_by_class
 from bier.method.equations import unit_rows
 
 Vectors = NDArray[np.floating] | torch.Tensor
@@ -205,17 +204,26 @@ def ranks(
     progress: Progress | None = None,
 ) -> NDArray[np.int64]:
     """Return per query how many negatives are ahead of its best positive: 0 is a hit at K = 1, -1 is "no positive"."""
-    queries, others = sides([as_matrix(vectors)], labels, _gallery_parts(gallery), gallery_labels)
-    return count_ahead(queries, others, torch.ones(1, 1, dtype=torch.float64), progress=progress)[0].numpy()
+    return _scan_vectors(vectors, labels, gallery, gallery_labels, progress=progress).ranks[0].numpy()
+
+
+def _scan_vectors(
+    vectors: Vectors,
+    labels: Labels,
+    gallery: Vectors | None,
+    gallery_labels: Labels | None,
+    *,
+    ranking: bool = False,
+    progress: Progress | None = None,
+) -> Scan:
+    others = None if gallery is None else [as_matrix(gallery, "gallery")]
+    queries, target = sides([as_matrix(vectors)], labels, others, gallery_labels)
+    return scan(queries, target, torch.ones(1, 1, dtype=torch.float64), ranking=ranking, progress=progress)
 
 
 def recall_from_ranks(ranks: NDArray[np.int64], ks: SupportsIndex | Iterable[SupportsIndex]) -> dict[int, float]:
     """Return {K: percent} from what `ranks` gives."""
     return {k: 100.0 * float(np.mean((ranks != NO_POSITIVE) & (ranks < k))) for k in check_ks(ks)}
-
-
-def _gallery_parts(gallery: Vectors | None) -> list[torch.Tensor] | None:
-    return None if gallery is None else [as_matrix(gallery, "gallery")]
 
 
 def sides(
@@ -270,6 +278,13 @@ class Ranking(NamedTuple):
     map_at_r: float
     r_precision: float
 
+    @classmethod
+    def of(cls, *scans: Scan) -> "Ranking":
+        """The mean over the queries of all scans."""
+        shares = [(s.average_precision, s.r_precision) for s in scans]
+        average, precision = (torch.cat([row for row in rows if row is not None]) for rows in zip(*shares, strict=True))
+        return cls(100 * float(average.mean()), 100 * float(precision.mean()))
+
 
 class Neighbours(NamedTuple):
     """The k nearest gallery images of each query, nearest first: int64 and float32 (Q, k)."""
@@ -278,60 +293,19 @@ class Neighbours(NamedTuple):
     scores: NDArray[np.float32]
 
 
-@torch.no_grad()
 def rank_r(
     vectors: Vectors,
     labels: Labels,
     gallery: Vectors | None = None,
     gallery_labels: Labels | None = None,
     progress: Progress | None = None,
-    shared: bool = False,
 ) -> Ranking:
     """Return mAP@R and R-Precision, where R is the number of the query's positives in the gallery.
 
     R-Precision is the share of positives among the first R answers; mAP@R is 1/R sum_{i<=R} precision(i) [answer i is
-    positive]. Scores are float32 dot products, a query never meets itself, ties count against the query, and a query
-    without a positive scores 0. Memory is bounded: a block of queries at a time. `shared` is as in `count_ahead`.
+    positive]. Corner cases are those of `recall_at_k`; a query without a positive scores 0.
     """
-    others = None if gallery is None else [as_matrix(gallery, "gallery")]
-    queries, sorted_gallery = sides([as_matrix(vectors)], labels, others, gallery_labels)
-    target = queries if sorted_gallery is None else sorted_gallery
-    step = max(1, BLOCK // len(target.classes))
-    sums = torch.zeros(2, dtype=torch.float64)
-    count = len(queries.classes)
-    for top in distributed.share(range(0, count, step), shared):
-        rows = slice(top, min(top + step, count))
-        scores = queries.parts[0][rows] @ target.parts[0].T
-        if sorted_gallery is None:  # a query is not its own neighbour
-            scores[torch.arange(len(scores)), torch.arange(rows.start, rows.stop)] = -torch.inf
-        sums += _block_sums(scores, queries.classes[rows], target.classes)
-        if progress is not None:
-            progress(rows.stop, count)
-    distributed.sum_shares(sums, shared)
-    average, precision = (100 * sums / count).tolist()
-    return Ranking(average, precision)
-
-
-def _block_sums(scores: torch.Tensor, ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Sum mAP@R and R-Precision over a block. The i-th positive has rank i + the negatives at least as high as it."""
-    # both sides are sorted by class, so that all positives lie in one range of columns
-    ends = slice(int(torch.searchsorted(theirs, ours[0])), int(torch.searchsorted(theirs, ours[-1], right=True)))
-    near = scores[:, ends]
-    same = (ours[:, None] == theirs[None, ends]) & (near > -torch.inf)
-    relevant = same.sum(1)
-    most = int(relevant.max()) if near.shape[1] else 0
-    if most == 0:
-        return torch.zeros(2, dtype=torch.float64)
-    positives = near.masked_fill(~same, -torch.inf).topk(most, dim=1).values
-    near.masked_fill_(same, -torch.inf)
-    negatives = scores.topk(most, dim=1).values
-    # both are sorted: a binary search over the negatives in rising order finds those below the positive
-    ahead = negatives.shape[1] - torch.searchsorted(negatives.flip(1).contiguous(), positives.contiguous())
-    place = torch.arange(1, most + 1)
-    rank = place + ahead
-    found = (place <= relevant[:, None]) & (rank <= relevant[:, None])
-    share = found.double() / relevant.clamp_min(1)[:, None]
-    return torch.stack([(share * place / rank).sum(), share.sum()])
+    return Ranking.of(_scan_vectors(vectors, labels, gallery, gallery_labels, ranking=True, progress=progress))
 
 
 @torch.no_grad()

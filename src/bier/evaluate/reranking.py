@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bier.evaluate.counting import Progress
+from bier.evaluate.pairs import Progress
 from bier.evaluate.recall import Labels, Vectors, as_matrix, check_ks, encode_labels, nearest
 from bier.search.rerank import DEPTH, checked_method, rerank
 

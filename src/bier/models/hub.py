@@ -105,10 +105,17 @@ def _recall(description: Mapping[str, Any], results: Mapping[str, Any] | None) -
 def _thresholds(same: Mapping[str, Any] | None) -> list[str]:
     if not same or same["prefixes"][-1] is None:
         return []
+    tested = same.get("tested")
     return [
         "## Same or not",
         f"Two images count as the same from a similarity of {same['prefixes'][-1]:.3f} on, which was found on"
-        f" {same['classes']} class{'es' * (same['classes'] != 1)} of the part '{same['part']}'.",
+        f" {same['classes']} class{'es' * (same['classes'] != 1)} of the part '{same['part']}'."
+        + (
+            f" On {tested['classes']} other classes {tested['precision']:.0f}% of such answers were right, where half"
+            " of the queries had no image of their class to find."
+            if tested
+            else ""
+        ),
     ]
 
 

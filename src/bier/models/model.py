@@ -43,7 +43,7 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class _Same(BaseModel):
-    """What is read of `bier.evaluate.verification.find_same`."""
+    """What is read of `bier.evaluate.thresholds.find_same`."""
 
     model_config = _STRICT
     prefixes: list[float | None]

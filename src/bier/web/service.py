@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bier.collection import Collection
 from bier.errors import BierError, DataError
-from bier.evaluate.verification import kept_threshold
+from bier.evaluate.thresholds import kept_threshold
 from bier.files import name_text
 from bier.search import Id
 from bier.search.rerank import Match, search_one

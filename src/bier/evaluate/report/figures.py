@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from bier.evaluate.correlation import Distribution
-from bier.evaluate.verification import Verification
+from bier.evaluate.thresholds import Verification
 
 # Okabe and Ito's palette, which colour-blind people can tell apart
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"

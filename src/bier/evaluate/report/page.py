@@ -22,7 +22,7 @@ from bier.evaluate.report.figures import (
     training_curves,
 )
 from bier.evaluate.report.pictures import ImageOf, Picture, choose_pictures, draw_picture
-from bier.evaluate.verification import found_on
+from bier.evaluate.thresholds import found_on
 from bier.folders import own_folder
 
 PAGE = "index.html"
@@ -163,6 +163,7 @@ def _same_rows(result: EnsembleResult, kept: Mapping[str, Any] | None) -> list[R
             (
                 f"{one.threshold:.4f}",
                 MISSING if one.precision is None else f"{one.precision:.1f} %",
+                MISSING if one.precision_with_unknown is None else f"{one.precision_with_unknown:.1f} %",
                 *(f"{value:.1f} %" for value in (one.recall, one.answered, one.empty)),
             ),
             kind=kind,

@@ -59,7 +59,7 @@ def choose_pictures(result: EnsembleResult, count: int = 4, seed: int = 0) -> li
         hard = _one_per_class(saved[np.argsort(votes[saved], kind="stable")], result, count)
         pictures.append(_nearest_picture(result, hard, "hard", HARD))
     failed = np.flatnonzero(has_positive & ~hit)
-    confidence = nearest(_vectors(result, result.test.z), failed, 1, _gallery(result)).scores[:, 0]
+    confidence = result.scan.rival_score.numpy()[failed]
     surest = _one_per_class(failed[np.argsort(-confidence, kind="stable")], result, count)
     pictures.append(_nearest_picture(result, surest, "failed", FAILED))
     return [picture for picture in pictures if picture.rows]
