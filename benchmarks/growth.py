@@ -82,30 +82,20 @@ def loss(sizes: Sequence[int], rounds: int, report: Report) -> None:
 
 
 def index(sizes: Sequence[int], report: Report) -> None:
-    """Building and asking: ours flat and as a graph, and faiss alone with the same graph."""
-    build: dict[str, list[float]] = {"bier, hnsw": [], "faiss IndexHNSWFlat": []}
-    query: dict[str, list[float]] = {
-        "bier, flat": [],
-        "bier, hnsw": [],
-        "faiss IndexFlatIP": [],
-        "faiss IndexHNSWFlat": [],
-    }
+    """Building and asking, ours and faiss's exact search."""
+    build: dict[str, list[float]] = {"bier": []}
+    query: dict[str, list[float]] = {"bier": [], "faiss IndexFlatIP": []}
     for size in sizes:
         made, _ = vectors(size + QUERIES)
         asked, stored = made[size:], made[:size]
         started = clock()
-        graph = bier.Index.build(stored, groups=GROUPS, kind="hnsw")
-        build["bier, hnsw"].append(clock() - started)
-        plain = faiss.IndexHNSWFlat(stored.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
-        build["faiss IndexHNSWFlat"].append(seconds(partial(plain.add, stored)))
-        flat = bier.Index.build(stored, groups=GROUPS, kind="flat")
+        ours = bier.Index.build(stored, groups=GROUPS)
+        build["bier"].append(clock() - started)
         exact = faiss.IndexFlatIP(stored.shape[1])
         exact.add(stored)
         searches: dict[str, Callable[[np.ndarray], object]] = {
-            "bier, flat": lambda one, index=flat: index.search(one, 10),
-            "bier, hnsw": lambda one, index=graph: index.search(one, 10),
+            "bier": lambda one, index=ours: index.search(one, 10),
             "faiss IndexFlatIP": lambda one, index=exact: index.search(one[None], 10),
-            "faiss IndexHNSWFlat": lambda one, index=plain: index.search(one[None], 10),
         }
         for name, search in searches.items():
             search(asked[0])

@@ -21,7 +21,7 @@ from _report import CORES, FOLDER, NOTE
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "benchmarks"
 # Studies that train or compare for an hour to choose settings and defaults; their results are in the guides.
-ON_REQUEST = ("demo_settings", "engines", "quantized", "validation")
+ON_REQUEST = ("demo_settings", "engines", "validation")
 
 
 def benchmarks(folder: Path = HERE) -> list[str]:

@@ -6,7 +6,7 @@
 
 For each: seconds to load, bytes on disk, milliseconds per query (one client, and ten at once), recall@10 against exact
 search, the same with a filter that 1% of the rows pass, the adapter's time over that of the engine's own client for the
-same request, and the funnel by the first learner against the plain search.
+same request.
 
 The vectors are those of CUB-200-2011 test images by the untrained EfficientNet-Lite0 and a random projection into
 96-160-256 dimensions; beyond the real ones they are mixed: means of two real ones with random weights. PostgreSQL is
@@ -38,7 +38,6 @@ from search import CACHE, CUB, GROUPS, SEED, with_distractors  # benchmarks/sear
 
 K, CLIENTS = 10, 10
 SECONDS = 10.0  # for one figure, at most, after its first ten queries
-SHORTLISTS = (100, 400, 1_600, 6_400)
 PACKAGES = {"index": "faiss-cpu", "postgres": "psycopg", "qdrant": "qdrant-client", "milvus": "milvus-lite"}
 
 
@@ -174,7 +173,7 @@ COLUMNS = ["", "load s", "bytes/vector", "ms", "ms, 10 clients", "recall@10", "m
 def measure(
     name: str, source: StoredSource, queries: np.ndarray, folder: Path, server: str | None, report: Report
 ) -> list[object]:
-    """A line of the table; the adapter's overhead and the funnel are figures of their own."""
+    """A line of the table; the adapter's overhead is a figure of its own."""
     rows = np.arange(len(source.ids))
     with loaded(name, source, folder, server) as (store, seconds, size):
         times = Times(queries)
@@ -195,31 +194,7 @@ def measure(
             (_, ours), (clock, theirs) = times.alone(plain, own_client(name, store))
             what = f"{name}, {len(rows):,}: the adapter's own processor time"
             report.figure(what, "of a query by the engine's client", (ours - theirs) / clock, at_most=0.1)
-        funnels(kind, store, times, truth, plain, report)
         return line
-
-
-def funnels(
-    kind: str,
-    store: Store,
-    times: Times,
-    truth: list[set[int]],
-    plain: Callable[..., Any],
-    report: Report,
-) -> None:
-    """The shortest shortlist with recall 0.99, or the longest that was tried."""
-    lengths = [one for one in SHORTLISTS if 2 * one < len(store)]
-    for shortlist in lengths:
-
-        def way(query: np.ndarray, length: int = shortlist) -> Any:
-            return store.search(query, K, shortlist=length)
-
-        found = recall(way, times.queries, truth)
-        if found >= 0.99 or shortlist == lengths[-1]:
-            (one, _), (both, _) = times.alone(plain, way)
-            what = f"{kind}, {len(store):,}: speed of a funnel of {shortlist}, recall@10 {found:.3f}"
-            report.figure(what, f"over plain search, {one:.2f} ms", one / both, at_least=2)
-            return
 
 
 def main() -> None:

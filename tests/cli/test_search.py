@@ -353,3 +353,24 @@ def test_index_out_deletes_no_folder_of_the_user(cli: Cli, run_folder: Path, pho
     assert code == 2
     assert "must be new, empty or an index. It holds 'data-2023'" in err
     assert len(list(shop.rglob("*.png"))) == 16
+
+
+def test_an_index_removes_no_folder_of_the_user(cli: Cli, run_folder: Path, photos: Path, tmp_path: Path) -> None:
+    """Every folder named `data-...` was taken for one of the index and deleted, with exit code 0."""
+    mine, index = tmp_path / "mine", tmp_path / "index"
+    names = ("data-2023", "data-20240101")
+    for name in names:
+        shutil.copytree(photos / "both", mine / name)
+    before = {path: path.read_bytes() for path in mine.rglob("*.png")}
+    for source in (photos, mine):
+        code, _, err = cli("index", run_folder, source, "--out", mine)
+        assert (code, "must be new, empty or an index" in err) == (2, True), err
+    assert cli("index", run_folder, photos / "both", "--out", index)[0] == 0
+    for name in names:
+        (mine / name).rename(index / name)
+    for arguments in (("--add", index), ("--out", index), ("--add", index)):
+        code, _, err = cli("index", run_folder, photos, *arguments)
+        assert code == 0, err
+        Index.load(index).save(index)
+    assert {mine / path.relative_to(index): path.read_bytes() for path in index.rglob("*.png")} == before
+    assert sorted(path.name for path in index.iterdir() if path.is_dir() and path.name not in names)[1:] == []
