@@ -77,7 +77,7 @@ def check_answers(folder: Path, count: int, dimension: int) -> None:
 
 def test_an_index_takes_the_address_space_of_its_vectors_once(tmp_path: Path) -> None:
     """The limit is that of few vectors, and the mapped vectors once; a copy of them would need it twice."""
-    few, many, groups = 50_000, 100_000, [64, 192]  # of both, as many are sampled
+    few, many, groups = 75_000, 112_500, [64, 192]  # both have bits, for which as many rows are sampled
     for count in (few, many):
         write_embeddings(tmp_path / f"{count}.safetensors", count, groups)
     small = index_within(0, tmp_path / f"{few}.safetensors", tmp_path / "small")
