@@ -1,6 +1,7 @@
 """`bier evaluate` as a user runs it."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import bier
+from bier.data import Dataset
+from bier.evaluate.dataset import assess
 from bier.evaluate.thresholds import Gallery, model_thresholds, verify
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.method.equations import unit_rows
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
+from bier.runs import Run
 from bier.training import resolve
 from bier.training.setup import load_data
 
@@ -197,6 +201,43 @@ def test_data_of_the_run_is_measured_on_its_test_part_and_other_data_whole(
     assert measured("--part", "all") == whole | {"root": str(features_file)}
     half = measured("--data", "features", "--root", other, "--part", "test")
     assert half == whole | {"part": "test", "classes": 6, "images": 72}
+
+
+def test_what_was_trained_on_is_never_measured_as_unseen(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    """Class folders that join the data after training, as in the life of a shop, do not draw the split anew."""
+    root, run = tmp_path / "shop", tmp_path / "run"
+    shutil.copytree(pictures, root)
+    options = ["--set", "model.backbone=conv4", "--set", "data.validation=0", "--set", "train.batch_images=2"]
+    code, _, said = cli("train", "--data", "folder", "--root", root, "--out", run, "--steps", 1, *options)
+    assert code == 0, said
+    classes = Run(run).classes
+    assert classes is not None
+    before = json.loads(cli("evaluate", run, "--json", "--no-report")[1])
+    for number in range(3):
+        shutil.copytree(root / "class 0", root / f"a new kind {number}")
+    shutil.rmtree(root / classes["test"][0])
+    shutil.copy(root / classes["test"][1] / "0.png", root / classes["test"][1] / "another.png")
+    encoded: list[str] = []
+
+    def watched(model: Model, dataset: Dataset, **given: Any) -> Any:
+        encoded.extend(dataset[given.get("part") or "test"].label_names())
+        return assess(model, dataset, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bier.evaluate.dataset.assess", watched)
+        code, out, said = cli("evaluate", run, "--json", "--no-report", "--no-untrained")
+    assert code == 0, said
+    after = json.loads(out)
+    assert not set(encoded) & set(classes["train"])
+    assert after["measured"]["classes"] == before["measured"]["classes"] - 1
+    assert after["queries"] == before["queries"] - 8
+    assert after["new_classes"]["names"] == [f"a new kind {number}" for number in range(3)]
+    assert after["new_classes"]["measured"]["images"] == 24
+    assert after["gone_classes"] == [classes["test"][0]]
+    code, _, said = cli("evaluate", run, "--no-report", "--no-untrained")
+    assert "3 classes new since training and measured as a part of their own: a new kind 0, a new kind 1" in said
+    assert f"1 class gone since training: {classes['test'][0]}" in said
+    assert "1 image added to known classes since training: not measured" in said
 
 
 def test_tables_say_what_was_measured(cli: Cli, runs: Path, features_file: Path, tmp_path: Path) -> None:

@@ -26,12 +26,14 @@ from bier.cli.terminal import (
     untrained,
 )
 from bier.errors import ConfigError, DataError, ModelError, WriteError
+from bier.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.progress import Progress
 
     from bier.data import Dataset
+    from bier.data.recorded import Changes
     from bier.evaluate.dataset import Assessment, Measured, StartingPoint
     from bier.evaluate.ensemble import EnsembleResult
     from bier.models.model import Untrained
@@ -171,25 +173,33 @@ def _measure(
         from bier.data import readable
         from bier.data.records import ALL
         from bier.distributed import rank
-        from bier.evaluate.dataset import assess, assess_classifier, data_settings
+        from bier.evaluate.dataset import NEW, as_trained, assess, assess_classifier, data_settings
         from bier.models.model import load
 
         model = load(run)
         settings, own = data_settings(run, data, root, size)
         dataset = load_data(settings)
+        changes = None
+        if own and isinstance(run, Path):
+            dataset, changes = as_trained(run, dataset, settings)
+            _say_changes(changes)
         if part is None and not own and dataset.divided:
             part = ALL
         root = root or settings.root or None
         cache = cache or (Path(settings.cache) if settings.cache else None)
         options: dict[str, Any] = {"part": part, "cache": cache}
         if skip_broken or settings.skip_broken:
-            measured = {None: ("test", "query", "gallery"), ALL: ()}.get(part, (part or "",))
+            measured = {None: ("test", "query", "gallery", NEW), ALL: ()}.get(part, (part or "",))
             with counted_step(bar, "reading images") as progress:
                 dataset = readable(dataset, measured, cache=cache, progress=progress)
         with counted_step(bar, f"embedding for {run}") as progress:
             if dataset.protocol == "accuracy" and isinstance(run, Path):
                 return assess_classifier(run, model, dataset, part or "test", progress)
             done = assess(model, dataset, **options, progress=progress)
+            if part is None and changes and changes.new_images is not None and len(changes.new_images) > 1:
+                new = assess(model, dataset, part=NEW, cache=cache, progress=progress)
+                done = replace(done, new=replace(new, classes=changes.new_classes))
+        done = replace(done, gone=changes.gone_classes if changes else ())
         if with_untrained and isinstance(run, Path):
             done = replace(done, untrained=_untrained(bar, run, dataset, options))
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
@@ -204,6 +214,22 @@ def _measure(
                 folder = run if isinstance(run, Path) else None
                 _write(report, done.result, done.measured, str(run), folder, done, reranked)
     return {**done.to_dict(), **reranked}
+
+
+def _say_changes(changes: "Changes") -> None:
+    """What has become of the data since the run was trained."""
+    known = sum(changes.added.values()) - (0 if changes.new_images is None else len(changes.new_images))
+    for names, what in (
+        (changes.new_classes, "new since training and measured as a part of their own"),
+        (changes.gone_classes, "gone since training"),
+    ):
+        if names:
+            shown = ", ".join(map(printable, names[:10])) + (", ..." if len(names) > 10 else "")
+            say(f"{len(names):,} class{'es' * (len(names) > 1)} {what}: {shown}")
+    if known:
+        say(f"{known:,} image{'s' * (known > 1)} added to known classes since training: not measured")
+    if changes.changed:
+        say(f"{len(changes.changed):,} images have changed since training; the first is {changes.changed[0].path}")
 
 
 def _keep_tested(run: Path, done: "Assessment") -> "Assessment":
@@ -310,6 +336,8 @@ def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
         console.print(single_table(name, row))
         if "same" in row:
             console.print(same_table(row["same"]))
+        if "new_classes" in row:
+            console.print(new_classes_table(row["new_classes"]))
     else:  # networks that classify have other numbers than those that search
         for kind in ("recall", "accuracy"):
             rows = {name: row for name, row in found.items() if kind in row}
@@ -352,6 +380,13 @@ def single_table(name: str, row: Mapping[str, Any]) -> "Group":
         ),
         style=lambda number: "bold" if names[number] == "ensemble" else None,
     )
+
+
+def new_classes_table(new: Mapping[str, Any]) -> "Group":
+    """Classes that have joined the data since the run was trained: neither trained on nor part of the run's test."""
+    recall = new["recall"]["ensemble"]
+    cells = [("new classes", *map(_percent, recall.values()))]
+    return table_of_numbers(("", *(f"R@{k}" for k in recall)), cells, caption=_measured(new))
 
 
 def same_table(same: Mapping[str, Any]) -> "Group":

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch.utils.data import Subset
 from bier import distributed, files
 from bier.config import Config, DataConfig
 from bier.data import Dataset
+from bier.data.recorded import Changes, as_recorded
 from bier.data.records import ALL, Part
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
@@ -25,11 +26,14 @@ from bier.method.classifier import BoostedClassifier
 from bier.models.embed import FeatureRows, Images, inputs_for, inputs_in_order, run_network, to_array
 from bier.models.maps import frozen_maps
 from bier.models.model import Model, Untrained, starting_point
+from bier.runs import Run
 
 BATCH = 128
 QUERY_GALLERY = "query and gallery"
 SAME_IMAGES = 1_000  # queries, and as many others, with which the threshold of a model is found
 SAME_CLASSES = 200  # that the queries are spread over
+OWN_DATA = ("folder", "table", "features")
+NEW = "new"  # the part of the classes that have joined a run's data since it was trained
 REPEATS = 10  # random galleries of VehicleID's protocol, by convention
 Progress = Callable[[int, int], None]
 ImageOf = Callable[[int], NDArray[np.uint8]]
@@ -76,6 +80,9 @@ class Assessment:
     broken: list[Broken]  # images that could not be read
     kept: dict[str, Any] | None = None  # what the model keeps about "same", see `find_same`
     untrained: StartingPoint | None = None
+    new: "Assessment | None" = None  # of classes that have joined the data since training
+    classes: tuple[str, ...] = ()  # the names of the measured classes, in the order of their numbers
+    gone: tuple[str, ...] = ()  # classes that the run has recorded and the data set has no more
 
     def to_dict(self) -> dict[str, Any]:
         found = {**self.result.to_dict(), "measured": self.measured.to_dict()}
@@ -85,6 +92,12 @@ class Assessment:
             plain = self.untrained.result.to_dict()
             found["recall"] |= {"untrained": plain["recall"]["ensemble"]}
             found["untrained"] = {"backbone": self.untrained.backbone, "map_at_r": plain["map_at_r"]}
+        if self.new is not None:
+            new = self.new.to_dict()
+            names = ("recall", "map_at_r", "measured")
+            found["new_classes"] = {"names": list(self.new.classes), **{name: new[name] for name in names}}
+        if self.gone:
+            found["gone_classes"] = list(self.gone)
         return found | ({"skipped": [one.named() for one in self.broken]} if self.broken else {})
 
 
@@ -104,6 +117,20 @@ def data_settings(
     return Config(data=settings).with_settings({"data.size": size}).data, own
 
 
+def as_trained(run: Path, dataset: Dataset, settings: DataConfig) -> tuple[Dataset, Changes]:
+    """A user's own data divided as the run has recorded it, whatever has joined the folder since, and what differs.
+
+    Classes that are new since are the part `NEW`. A run without a record divides the data anew.
+    """
+    images = Run(run).images
+    if images is None or settings.name not in OWN_DATA:
+        return dataset, Changes()
+    dataset, changes = as_recorded(dataset, images, settings.root)
+    if changes.new_images is not None:
+        dataset = replace(dataset, parts={**dataset.parts, NEW: changes.new_images})
+    return dataset, changes
+
+
 def _named_settings(run: Path | Untrained, data: str | None, root: Path | str | None) -> tuple[DataConfig, bool]:
     config = None
     if isinstance(run, Path) and (run / "config.toml").is_file():
@@ -118,7 +145,7 @@ def _named_settings(run: Path | Untrained, data: str | None, root: Path | str | 
 
 def _same_data(trained_on: DataConfig, data: str, root: Path | str | None) -> bool:
     """Whether `data` and `root` name a user's own data that the run was trained on and has divided."""
-    if trained_on.name != data or data not in ("folder", "table", "features") or root is None:
+    if trained_on.name != data or data not in OWN_DATA or root is None:
         return False
     first, second = files.place_of(trained_on.root), files.place_of(root)
     if isinstance(first, str) or isinstance(second, str):
