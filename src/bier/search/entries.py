@@ -51,29 +51,29 @@ class Entries:
         return self._rows_by_id
 
     def known(self, ids: Sequence[Id]) -> list[Id]:
-        return [one for one in ids if one in self._row_of]
+        return [image for image in ids if image in self._row_of]
 
     def rows_of(self, ids: Sequence[Id]) -> Rows:
         """The rows of ids; an unknown id is an error."""
-        for one in ids:
-            if one not in self._row_of:
-                raise SearchError(f"The index must hold the ids that it is asked for. It has no {one!r}.")
-        return np.array([self._row_of[one] for one in ids], np.int64)
+        for image in ids:
+            if image not in self._row_of:
+                raise SearchError(f"The index must hold the ids that it is asked for. It has no {image!r}.")
+        return np.array([self._row_of[image] for image in ids], np.int64)
 
     def entry(self, row: int) -> Entry:
         return Entry(self.ids[row], self.labels[row], self.metadata[row])
 
     def remove(self, ids: Sequence[Id]) -> None:
         self.alive[self.rows_of(ids)] = False
-        for one in ids:
-            del self._row_of[one]
+        for image in ids:
+            del self._row_of[image]
 
     def compacted(self) -> "Entries":
         """A copy without the removed rows."""
-        kept = np.flatnonzero(self.alive).tolist()
+        left = np.flatnonzero(self.alive).tolist()
         new = Entries()
         new.append(
-            [self.ids[row] for row in kept], [self.labels[row] for row in kept], [self.metadata[row] for row in kept]
+            [self.ids[row] for row in left], [self.labels[row] for row in left], [self.metadata[row] for row in left]
         )
         return new
 

@@ -182,9 +182,9 @@ def _load(folder: Path, most: int, verify: bool | None) -> Content:
         raise SearchError(f"The index {folder} could not be read: {files.reason(error)}.") from error
     except ValidationError as error:
         first = error.errors()[0]
-        name, found = ".".join(map(str, first["loc"])), repr(first["input"])[:80]
+        name, value = ".".join(map(str, first["loc"])), repr(first["input"])[:80]
         raise SearchError(
-            f"The index {folder} is damaged ({name!r}: {first['msg']}. Got {found}). Build it again."
+            f"The index {folder} is damaged ({name!r}: {first['msg']}. Got {value}). Build it again."
         ) from error
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise SearchError(f"The index {folder} is damaged ({error}). Build it again.") from error
@@ -235,7 +235,7 @@ def _entries(columns: Mapping[str, Any], rows: int) -> Entries:
     if not all(type(row) is int and 0 <= row < rows for row in removed):
         raise ValueError(f"removed rows must be numbers below {rows}")
     gone = set(removed)
-    checked_ids([one for row, one in enumerate(ids) if row not in gone] if gone else ids)  # those removed may be double
+    checked_ids([ids[row] for row in range(rows) if row not in gone] if gone else ids)  # those removed may be double
     entries = Entries()
     entries.append(ids, checked_labels(columns["labels"], rows), checked_metadata(columns["metadata"], rows), removed)
     return entries
@@ -272,8 +272,8 @@ def _old_data(folder: Path) -> list[Path]:
         named = Path(_Manifest(**manifest).data).name
     except (SearchError, ValueError):  # none, or damaged; pydantic's error is a ValueError
         named = None
-    ours = [one for one in inside if _DATA.fullmatch(one.name) and (one.name == named or _is_marked(one))]
-    others = [one.name for one in inside if one.name not in (MANIFEST, files.LOCK) and one not in ours]
+    ours = [path for path in inside if _DATA.fullmatch(path.name) and (path.name == named or _is_marked(path))]
+    others = [path.name for path in inside if path.name not in (MANIFEST, files.LOCK) and path not in ours]
     if others and named is None:
         raise SearchError(f"The folder {folder} must be new, empty or an index. It holds {others[0]!r}.")
     return ours

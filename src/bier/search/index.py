@@ -116,7 +116,7 @@ class Index(Store):
 
     @property
     def ids(self) -> list[Id]:
-        return [one for one, alive in zip(self._entries.ids, self._entries.alive, strict=True) if alive]
+        return [image for image, alive in zip(self._entries.ids, self._entries.alive, strict=True) if alive]
 
     def known(self, ids: Sequence[Id]) -> list[Id]:
         return self._entries.known(ids)

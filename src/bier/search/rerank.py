@@ -157,10 +157,10 @@ def search_reranked(
     """
     checked_method(name)
     depth = max(k, checked_count(depth, "depth"))
-    found = store.search(query, depth + (without is not None), where=where, learners=learners)
-    kept = [n for n, one in enumerate(found.ids.tolist()) if one != without and np.isfinite(found.scores[n])][:depth]
-    ids, scores = found.ids[kept], found.scores[kept]
-    rows = None if found.rows is None else found.rows[kept]
+    nearest = store.search(query, depth + (without is not None), where=where, learners=learners)
+    others = [place for place, image in enumerate(nearest.ids.tolist()) if image != without][:depth]
+    ids, scores = nearest.ids[others], nearest.scores[others]
+    rows = None if nearest.rows is None else nearest.rows[others]
     # the same part of stored vectors as of the query: zeros outside the chosen learners do not count
     asked = checked_queries(query, store.groups, learners, None)[0]
     stored = store.vectors(ids.tolist()) if len(ids) else np.empty((0, len(asked)), np.float32)
@@ -193,12 +193,12 @@ def search_one(
     The other parameters are those of `search_reranked`; `learners` must be next to each other.
     """
     if rerank is None:
-        found = store.search(query, k + (without is not None), where=where, learners=learners)
+        nearest = store.search(query, k + (without is not None), where=where, learners=learners)
     else:
-        found = search_reranked(store, query, k, rerank, where=where, learners=learners, without=without)
+        nearest = search_reranked(store, query, k, rerank, where=where, learners=learners, without=without)
     # All vectors of a model have the same length in the same learners' part.
     parts = [spans(store.groups)[learner] for learner in chosen_learners(learners, len(store.groups))]
     length = float(np.square(query[parts[0].start : parts[-1].stop]).sum()) or 1.0
-    scored = zip(found.ids.tolist(), found.scores.tolist(), strict=True)
-    matches = [Match(one, score, float(np.clip(score / length, -1, 1))) for one, score in scored if np.isfinite(score)]
+    scored = zip(nearest.ids.tolist(), nearest.scores.tolist(), strict=True)
+    matches = [Match(image, score, float(np.clip(score / length, -1, 1))) for image, score in scored]
     return [match for match in matches if match.id != without][:k]

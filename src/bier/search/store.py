@@ -119,14 +119,14 @@ def checked_ids(ids: Sequence[Id] | NDArray[Any], count: int | None = None, uniq
     """Ids as plain strings and ints; an error if they are of another type, not `count`, or not unique."""
     plain = _plain_list(ids)
     if not set(map(type, plain)) <= {str, int}:  # a loop over a million ids takes long
-        for one in plain:
-            if isinstance(one, bool) or not isinstance(one, str | int):
-                raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {one!r} instead.")
+        for value in plain:
+            if isinstance(value, bool) or not isinstance(value, str | int):
+                raise SearchError(f"The 'ids' parameter must hold strings or whole numbers. Got {value!r} instead.")
     if count is not None and len(plain) != count:
         raise SearchError(f"The 'ids' parameter must hold one id per vector, {count}. Got {len(plain)} instead.")
     if unique and len(set(plain)) != len(plain):
         seen: set[Id] = set()
-        twice = next(one for one in plain if one in seen or seen.add(one))  # type: ignore[func-returns-value]
+        twice = next(value for value in plain if value in seen or seen.add(value))  # type: ignore[func-returns-value]
         raise SearchError(f"The 'ids' parameter must hold unique ids. Got {twice!r} more than once.")
     return plain
 
@@ -138,9 +138,9 @@ def checked_labels(labels: Sequence[Label] | NDArray[Any] | None, count: int) ->
     if len(plain) != count:
         raise SearchError(f"The 'labels' parameter must hold one label per vector, {count}. Got {len(plain)} instead.")
     if not set(map(type, plain)) <= {str, int, type(None)}:
-        for one in plain:
-            if one is not None and not isinstance(one, str | int):
-                raise SearchError(f"The 'labels' parameter must hold strings or whole numbers. Got {one!r} instead.")
+        for value in plain:
+            if value is not None and not isinstance(value, str | int):
+                raise SearchError(f"The 'labels' parameter must hold strings or whole numbers. Got {value!r} instead.")
     return plain
 
 
@@ -152,9 +152,9 @@ def checked_metadata(metadata: Sequence[Metadata] | None, count: int) -> list[Me
         raise SearchError(
             f"The 'metadata' parameter must hold one mapping per vector, {count}. Got {len(plain)} instead."
         )
-    for one in plain:
-        if one is not None and not isinstance(one, Mapping):
-            raise SearchError(f"The 'metadata' parameter must hold mappings or None. Got {one!r} instead.")
+    for value in plain:
+        if value is not None and not isinstance(value, Mapping):
+            raise SearchError(f"The 'metadata' parameter must hold mappings or None. Got {value!r} instead.")
     return plain
 
 
@@ -212,7 +212,7 @@ def comparable(value: Any) -> tuple[type, Scalar] | None:
 
 def id_array(ids: Sequence[Id], shape: tuple[int, ...]) -> NDArray[Any]:
     """Ids as an array that never truncates a string or turns a number into one."""
-    if all(isinstance(one, int) and -(2**63) <= one < 2**63 for one in ids):
+    if all(isinstance(image, int) and -(2**63) <= image < 2**63 for image in ids):
         return np.array(ids, dtype=np.int64).reshape(shape)
     array = np.empty(len(ids), dtype=object)
     array[:] = ids
@@ -263,7 +263,7 @@ def _plain_list(values: Sequence[Any] | NDArray[Any]) -> list[Any]:
         return list(values.tolist())
     plain = list(values)
     if any(issubclass(kind, np.generic) for kind in set(map(type, plain))):
-        plain = [one.item() if isinstance(one, np.generic) else one for one in plain]
+        plain = [value.item() if isinstance(value, np.generic) else value for value in plain]
     return plain
 
 
@@ -306,11 +306,11 @@ def checked_queries(queries: ArrayLike, groups: Sequence[int], learners: Learner
     whole = checked_vectors(array, sum(groups), "queries")
     if len(chosen) == len(groups):
         return whole
-    kept = np.zeros_like(whole)
+    chosen_only = np.zeros_like(whole)
     for learner in chosen:
         part = spans(groups)[learner]
-        kept[:, part] = whole[:, part]
-    return kept
+        chosen_only[:, part] = whole[:, part]
+    return chosen_only
 
 
 class SearchRequest(NamedTuple):
