@@ -212,3 +212,18 @@ def test_a_url_divides_as_the_folder_does(pictures: Path, cli: Callable[..., tup
         assert code == 0, err
     with pytest.raises(DataError, match="only folder and table take a URL"):
         load("cub", "memory://shop")
+
+
+def test_training_and_evaluation_from_a_url(
+    pictures: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    remote = fsspec.filesystem("memory")
+    for path in pictures.rglob("*.png"):
+        remote.pipe(f"/trained/{path.relative_to(pictures).as_posix()}", path.read_bytes())
+    quick = [word for one in ("model.backbone=conv4", "train.steps=1", "data.workers=0") for word in ("--set", one)]
+    for number, url in enumerate((f"file://{pictures}", "memory://trained")):
+        run = tmp_path / f"run{number}"
+        code, _, err = cli("train", "--data", "folder", "--root", url, "--out", run, *quick)
+        assert code == 0, err
+        code, out, err = cli("evaluate", run, "--json", "--no-report")
+        assert (code, json.loads(out)["queries"]) == (0, 32), err
