@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from bier import EmbeddingEnsemble, Index, Model, load
-from bier.collection import Collection
+from bier.collection import Collection, image_collection
 from bier.models.backbones import build_backbone
 from bier.search.files import locked
 
@@ -256,3 +256,44 @@ def test_a_record_of_another_shape_is_one_line(
     made.save(index)
     code, out, err = cli("search", index, photos / "class 1" / "3.png")
     assert (code, out, err.count("\n")) == (2, "", 1), err
+
+
+def test_serve_encodes_what_is_new_at_its_next_start(
+    model: Path, photos: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(model, run)
+    encoded, whole = [], Model.embed_raw
+
+    def embed_raw(self: Model, images: Any, *arguments: Any, **options: Any) -> Any:
+        encoded.append(len(images))
+        return whole(self, images, *arguments, **options)
+
+    monkeypatch.setattr(Model, "embed_raw", embed_raw)
+    assert len(image_collection(run, photos).store) == 8
+    shutil.copyfile(pictures / "class 2" / "0.png", photos / "class 0" / "new.png")
+    shutil.copyfile(pictures / "class 2" / "1.png", photos / "class 0" / "0.png")
+    (photos / "class 1" / "3.png").write_bytes(b"broken")
+    (photos / "class 1" / "2.png").unlink()
+    shown = image_collection(run, photos)
+    assert encoded == [8, 2]
+    assert sorted(map(str, shown.store.ids)) == sorted(
+        [f"class 0/{name}.png" for name in (0, 1, 2, 3, "new")] + [f"class 1/{number}.png" for number in (0, 1)]
+    )
+    assert [note.count("3.png") for note in shown.notes] == [1]
+    assert shown.picture("class 0/new.png") == (photos / "class 0" / "new.png", None)
+    image_collection(run, photos)
+    assert encoded == [8, 2]
+
+
+def test_broken_pictures_are_left_out_of_what_is_added(
+    cli: Cli, index: Path, model: Path, photos: Path, pictures: Path
+) -> None:
+    (photos / "class 0" / "broken.png").write_bytes(b"no picture")
+    shutil.copyfile(pictures / "class 0" / "7.png", photos / "class 0" / "7.png")
+    code, _, err = cli("index", model, photos, "--add", index)
+    assert (code, "broken.png" in err) == (2, True)
+    code, out, err = cli("index", model, photos, "--add", index, "--skip-broken", "--json")
+    found = answer((code, out, err))
+    assert counts(found) == (9, 1, 0, 0, 8)
+    assert [Path(one["path"]).name for one in found["skipped"]] == ["broken.png"]

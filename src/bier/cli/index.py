@@ -142,14 +142,16 @@ def _added(
 
     target = store or add
     assert target is not None
+    skip_broken = arguments[-1]
+    arguments = (*arguments[:-1], False)  # only what is new or has changed is read
     if store is None:
         with changing(target) as collection:
             source = _source(*arguments, progress)
-            changes, images = collection.add(source, prune, progress), len(collection.store)
+            changes, images = collection.add(source, prune, skip_broken, progress), len(collection.store)
     else:
         source = _source(*arguments, progress)
         with changing(store, source, rebuild) as collection:
-            changes, images = collection.add(source, prune, progress), len(collection.store)
+            changes, images = collection.add(source, prune, skip_broken, progress), len(collection.store)
     return {"collection": without_secrets(target), "images": images} | changes._asdict() | _described(source)
 
 

@@ -27,9 +27,9 @@ OURS = ("_path", "_box", STAMP)  # keys of the metadata that are no columns of a
 class Changes(NamedTuple):
     """What `Collection.add` has found: images of the source that are new, changed and unchanged, and others.
 
-    gone: images of the collection whose files are no longer where the source was listed; pruned: whether they were
-    removed. outside: how many images lie outside of the collection's folder, and have their whole path as an id.
-    moved: where the collection's folder was before.
+    gone: images of the collection whose files are no longer where the source was listed, or cannot be read; pruned:
+    whether they were removed. outside: how many images lie outside of the collection's folder, and have their whole
+    path as an id. moved: where the collection's folder was before.
     """
 
     new: int
@@ -138,10 +138,12 @@ class Collection:
         metadata = entry.metadata or {}
         return "_box" not in metadata and is_same_file(metadata.get(STAMP), self.path(entry))
 
-    def add(self, source: Source, prune: bool = False, progress: Progress | None = None) -> Changes:
-        """Encode what is new or has changed since it was added, and find what is gone.
+    def add(
+        self, source: Source, prune: bool = False, skip_broken: bool = False, progress: Progress | None = None
+    ) -> Changes:
+        """Encode what is new or has changed since it was added, and find what is gone. An index must be saved then.
 
-        prune: remove what is gone. An index must be saved afterwards.
+        prune: remove what is gone. skip_broken: leave out images that cannot be read; what is unchanged is not read.
         """
         checked_model(self.store.about, source.about, "The collection")
         if tuple(source.groups) != self.store.groups:
@@ -150,20 +152,25 @@ class Collection:
             )
         rows = _Rows(self, source)
         counts = {"new": 0, "changed": 0, "unchanged": 0}
+        broken: list[Id] = []  # of the collection, which have been replaced by what cannot be read
         for block in rows.blocks():
-            needed = []
+            needed = [row for row, state in block if state != "unchanged"]
+            if needed and skip_broken:
+                needed = source.readable(needed, progress)
+            kept = set(needed)
             for row, state in block:
-                counts[state] += 1
-                needed += [row] if state != "unchanged" else []
+                counts[state] += state == "unchanged" or row in kept
+                if state == "changed" and row not in kept:
+                    broken.append(rows.ids[row])
             if needed:
-                vectors = source.vectors(needed)
+                vectors = source.vectors(needed, progress)
                 described = zip(needed, source.described(needed), strict=True)
                 metadata = [rows.metadata(row, told) for row, told in described]
                 labels = [rows.labels[row] for row in needed]
                 self.store.add(vectors, [rows.ids[row] for row in needed], labels, metadata, replace=True)
             if progress is not None:
                 progress("adding images", sum(counts.values()), len(rows.ids))
-        gone = rows.gone()
+        gone = [*rows.gone(), *broken]
         if gone and prune:
             self.store.remove(gone)
         self.store.optimize()

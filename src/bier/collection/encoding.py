@@ -182,6 +182,15 @@ class ImageSource(ModelSource):
         """The test-time vectors (n, d) of some rows."""
         return self.model.vectors(self.raw(rows, progress and partial(progress, "encoding images")))
 
+    def readable(self, rows: Sequence[int], progress: Progress | None = None) -> list[int]:
+        """Those of some rows whose images can be read; the others are listed in `skipped`."""
+        _, broken = self.part.select(rows).readable(
+            workers=self.workers, progress=progress and partial(progress, "reading images")
+        )
+        self.skipped += [Broken(rows[image.number], image.path, image.reason) for image in broken]
+        left_out = {rows[image.number] for image in broken}
+        return [row for row in rows if row not in left_out]
+
     def described(self, rows: Sequence[int]) -> list[Metadata]:
         """With a digest of each file, unless it has changed since it was listed."""
         return [self._described(row, self._digested(row)) for row in rows]

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bier import files
 from bier.collection.collection import Collection, run_folder
-from bier.collection.encoding import ImageSource, about_model, fingerprint
+from bier.collection.encoding import ImageSource, about_model, fingerprint, no_image_readable
 from bier.config import DataConfig
 from bier.data import Dataset, Part, list_images
 from bier.data import load as load_data
@@ -28,6 +28,7 @@ from bier.images.decode import box_of
 from bier.method.defaults import Weighting
 from bier.models.model import Untrained, load
 from bier.search import Id, Index, Store
+from bier.search.files import locked
 from bier.search.sources import Progress, build_index
 from bier.search.store import Floats
 
@@ -48,18 +49,53 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
 
 
 def image_collection(run: Path | Untrained, images: Path | str, progress: Progress | None = None) -> Collection:
-    """The images of a folder or a table, encoded once and kept below RUN/serve. Broken ones are left out."""
+    """The images of a folder or a table. Broken ones are left out.
+
+    They are kept as an index below RUN/serve; what is new or has changed is encoded at the next start.
+    """
     about_model(run)  # an error about the model comes first
-    part, place = list_images(images), files.place_of(images)
-    name, folder = Path(place).name, str(place.resolve() if isinstance(place, Path) else place)
+    place = files.place_of(images)
+    source = ImageSource(run, list_images(place))
+    text = str(place.resolve() if isinstance(place, Path) else place)
+    folder = _kept_folder(run, Path(place).name, {"folder": text}) if isinstance(run, Path) else None
+    notes: list[str] = []
+    with ExitStack() as stack:
+        try:
+            if folder is not None:
+                stack.enter_context(locked(folder))
+        except BierError as error:
+            folder = None
+            notes.append(f"The vectors could not be kept for the next start: {error}")
+        collection = _added(_read_index(folder), source, progress)
+        if collection is None:
+            collection = _added(None, source, progress)
+        assert collection is not None
+        store = collection.store
+        assert isinstance(store, Index)
+        if not len(store):
+            raise no_image_readable(len(source.ids))
+        if collection.changed or "recall" not in store.about:
+            store.about["recall"] = recall_of(store, source.model.weighting, progress)
+            try:
+                if folder is not None:
+                    store.save_locked(folder)
+            except (OSError, BierError) as error:
+                notes.append(f"The vectors could not be kept for the next start: {error}")
+    collection.title, collection.recall = files.name_text(Path(place).name), store.about["recall"]
+    collection.notes = (*(f"left out: {broken.reason}" for broken in source.skipped), *notes)
+    return collection
 
-    def encoded() -> tuple[Index, ImageSource]:
-        source = ImageSource(run, part, skip_broken=True, progress=progress)
-        made = build_index(source, progress=progress)
-        made.about["recall"] = recall_of(made, source.model.weighting, progress)
-        return made, source
 
-    return _kept(run, part, name, {"folder": folder}, encoded)
+def _added(index: Index | None, source: ImageSource, progress: Progress | None) -> Collection | None:
+    """The index, or a new one, with the images of a source; None where it is of another model."""
+    if index is None:
+        nothing = np.empty((0, sum(source.groups)), np.float32)
+        index = Index.build(nothing, [], source.groups, about=source.about)
+    elif index.about.get("model") != source.about["model"] or index.about.get("root") != source.about["root"]:
+        return None
+    collection = Collection(index, source.model)
+    collection.add(source, prune=True, skip_broken=True, progress=progress)
+    return collection
 
 
 def data_collection(
@@ -124,9 +160,10 @@ def _kept(
     An untrained backbone has no folder to keep it in.
     """
     key = {**place, "images": fingerprint(about_model(run), part)}
-    where = hashlib.sha256(json.dumps(dict(place), sort_keys=True).encode()).hexdigest()[:8]
-    folder = run_folder(run) / "serve" / f"{name}-{where}" / "index" if isinstance(run, Path) else None
-    index = None if folder is None else _read_index(folder, key)
+    folder = _kept_folder(run, name, place) if isinstance(run, Path) else None
+    index = _read_index(folder)
+    if index is not None and (index.about.get("source") != key or "recall" not in index.about):
+        index = None
     notes: list[str] = []
     if index is not None:
         model = load(run)
@@ -152,14 +189,17 @@ def _picture_of(part: Part) -> PictureOf:
     return picture
 
 
-def _read_index(folder: Path, key: Mapping[str, str]) -> Index | None:
-    """The index in a folder, if it is complete and was built from what the key says."""
-    if not folder.is_dir():
+def _kept_folder(run: Path, name: str, place: Mapping[str, str]) -> Path:
+    where = hashlib.sha256(json.dumps(dict(place), sort_keys=True).encode()).hexdigest()[:8]
+    return run_folder(run) / "serve" / f"{name}-{where}" / "index"
+
+
+def _read_index(folder: Path | None) -> Index | None:
+    """The index in a folder, if it is complete."""
+    if folder is None or not folder.is_dir():
         return None
     with suppress(BierError):
-        made = Index.load(folder)
-        if made.about.get("source") == key and "recall" in made.about:
-            return made
+        return Index.load(folder)
     return None
 
 

@@ -38,6 +38,10 @@ class Source(ABC):
     def vectors(self, rows: Sequence[int], progress: Progress | None = None) -> Floats:
         """The vectors (n, d) of some rows."""
 
+    def readable(self, rows: Sequence[int], progress: Progress | None = None) -> list[int]:
+        """Those of some rows whose images can be read."""
+        return list(rows)
+
     def described(self, rows: Sequence[int]) -> list[Metadata]:
         """What a collection keeps about some rows, with the stamps of their files; asked for after their vectors."""
         return [None] * len(rows) if self.metadata is None else [self.metadata[row] for row in rows]
