@@ -115,6 +115,16 @@ def test_the_figure_of_a_data_set_is_over_passes(tmp_path: Path) -> None:
     assert path == tmp_path / "tables" / "cub-main.png"
 
 
+def test_a_table_says_where_images_are_absent(tmp_path: Path) -> None:
+    for data, counts in (("cars", (8048, 8122)), ("cub", (5864, 5924))):
+        row = next(row for row in experiment(data).rows if row.label == "Baseline")
+        recall = {"ensemble": {str(k): 51.0 for k in (1, 2, 4, 8, 16, 32)}}
+        put(tmp_path, row, 0, 51.0, recall=recall, images=dict(zip(("train", "test"), counts, strict=True)))
+    cars, cub = (table_of(experiment(data), MAIN, Results(tmp_path)).note for data in ("cars", "cub"))
+    assert "; 8,048 training and 8,122 test images (the paper: 8,054 training and 8,131 test images); " in cars
+    assert "; 5,864 training and 5,924 test images; " in cub
+
+
 def test_the_mean_of_learners_and_test_sets_of_several_sizes(tmp_path: Path) -> None:
     groups = experiment("groups")
     put(tmp_path, groups.rows[1], 0, 50.0)

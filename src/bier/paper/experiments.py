@@ -65,7 +65,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper. `partial` ones are run on whatever data is there."""
+    """A table or figure of the paper. `partial` ones are run on whatever data is there.
+
+    images: how many training and test images the paper has, where a table shows how many ours are.
+    """
 
     name: str
     title: str
@@ -75,6 +78,7 @@ class Experiment:
     learners: bool = False  # show each learner's own R@1
     pictures: bool = False
     partial: bool = False
+    images: tuple[int, int] | None = None
 
 
 RECALL = Column("recall", "R@1")
@@ -457,6 +461,7 @@ DATASETS = tuple(
         tuple(row for size, paper in sizes.items() for row in _rows_on(data, size, paper)),
         (*_recall_columns(next(iter(sizes.values())).ks), CLASSIFIER, FEATURE),
         figure=Figure(TITLES[data], passes=True),
+        images={"cub": (5864, 5924), "cars": (8054, 8131)}.get(data.removesuffix("-cropped")),
     )
     for data, sizes in ON_DATA.items()
 )

@@ -49,6 +49,7 @@ class Table:
     experiment: Experiment
     budget: Budget
     lines: tuple[Line, ...]
+    images: tuple[int, int] | None = None  # training and test images of the results
 
     @property
     def seeds(self) -> str:
@@ -68,7 +69,16 @@ class Table:
         unfinished = sum(not line.seeds for line in self.lines if not line.learner)
         rest = f"; {unfinished} row(s) not run yet" if unfinished else ""
         work = "; ".join(dict.fromkeys(about(row, self.budget) for row in self.experiment.rows))
-        return f"Budget {self.budget.name} ({work}), {self.seeds} seed(s){rest}"
+        return f"Budget {self.budget.name} ({work}), {self.seeds} seed(s){self._counts()}{rest}"
+
+    def _counts(self) -> str:
+        """How many images the results are about, where that belongs to the table."""
+        if self.images is None or self.experiment.images is None:
+            return ""
+        ours, paper = (
+            f"{train:,} training and {test:,} test images" for train, test in (self.images, self.experiment.images)
+        )
+        return f"; {ours}" + ("" if ours == paper else f" (the paper: {paper})")
 
     @property
     def head(self) -> list[str]:
@@ -133,7 +143,11 @@ def table_of(experiment: Experiment, budget: Budget, results: Results) -> Table:
         trained = {row.data for row, _ in rows if not row.untrained}
         rows = [(row, found) for row, found in rows if row.data in trained] or rows
     lines = [line for row, found in rows for line in _lines(row, experiment, found)]
-    return Table(experiment, budget, tuple(lines))
+    counts: Mapping[str, int] = next(
+        (result["images"] for _, found in rows for result in found if "images" in result), {}
+    )
+    images = (counts["train"], counts["test"]) if {"train", "test"} <= set(counts) else None
+    return Table(experiment, budget, tuple(lines), images)
 
 
 def _lines(row: Row, experiment: Experiment, found: Sequence[Result]) -> list[Line]:
