@@ -5,7 +5,6 @@ Every format of ours takes its checksum from here:
 - `with_checksum` and `check_record`: a JSON record that covers itself (model.json, the manifest of an index).
 - `write_tensors` and `read_tensors`: a safetensors file with the checksum of all it holds (embeddings, shards).
 - `write_checksums` and `check_files`: a folder of files with a `SHA256SUMS`, as the program sha256sum reads it.
-- `crc32`: the rows of caches (prepared images, maps of a frozen trunk).
 
 Files that earlier versions wrote without a checksum are read as they are.
 """
@@ -20,7 +19,6 @@ import re
 import shutil
 import socket
 import stat
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -145,13 +143,6 @@ def checksum(content: Path | bytes) -> str:
         return hashlib.sha256(content).hexdigest()
     with content.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def crc32(rows: "NDArray[Any]") -> "NDArray[np.uint32]":
-    """The CRC-32 of each row (N, ...), for caches, which are read often: it is twice as fast as SHA-256."""
-    import numpy as np
-
-    return np.array([zlib.crc32(row.data) for row in np.ascontiguousarray(rows)], np.uint32)
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:

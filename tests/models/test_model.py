@@ -72,28 +72,6 @@ def test_the_vector_is_the_ensemble_of_the_raw_embedding(model: Model, pictures:
     np.testing.assert_allclose(np.linalg.norm(model.encode(pictures, learners=1), axis=1), 1, rtol=1e-5)
 
 
-def test_vectors_of_a_byte_or_a_bit_per_dimension(model: Model, pictures: np.ndarray) -> None:
-    floats = model.encode(pictures)
-    small = model.encode(pictures, precision="int8")
-    assert (small.dtype, small.shape) == (np.int8, (7, 48))
-    assert (np.abs(small.astype(int)).max(axis=1) == 127).all()
-    unit = small / np.linalg.norm(small, axis=1, keepdims=True)
-    np.testing.assert_allclose(unit @ unit.T, floats @ floats.T, atol=0.01)
-    np.testing.assert_array_equal(model.encode(pictures[3], precision="int8"), small[3:4])  # alone as among others
-    bits = model.encode(pictures, precision="ubinary")
-    assert (bits.dtype, bits.shape) == (np.uint8, (7, 6))
-    means = [np.tile(part.mean(axis=1, keepdims=True), part.shape[1]) for part in np.split(floats, [8, 24], axis=1)]
-    np.testing.assert_array_equal(np.unpackbits(bits, axis=1), floats > np.concatenate(means, axis=1))
-    signed = model.encode(pictures, precision="binary")
-    assert signed.dtype == np.int8
-    np.testing.assert_array_equal(signed.astype(int) + 128, bits)
-    assert model.encode(pictures, learners=1, precision="ubinary").shape == (7, 1)
-    assert model.encode([], precision="int8").shape == (0, 48)
-    assert model.encode([], precision="binary").shape == (0, 6)
-    with pytest.raises(ConfigError, match=r"one of float32, int8, binary, ubinary. Got 'int4'"):
-        model.encode(pictures, precision="int4")  # type: ignore[arg-type]
-
-
 def test_new_weights_are_seen(model: Model, pictures: np.ndarray) -> None:
     before = model.encode(pictures)
     with torch.no_grad():
@@ -158,11 +136,7 @@ def test_bias_is_saved_and_models_from_before_it_load(pictures: np.ndarray, tmp_
     plain.save(tmp_path / "plain")
     description = json.loads((tmp_path / "plain/model.json").read_text())
     assert description.pop("bias") is False
-    del description["checksum"]
-    (tmp_path / "plain/model.json").write_text(json.dumps(description))  # as version 0.1 wrote it
-    old = load(tmp_path / "plain")
-    assert old.ensemble.bias is None
-    np.testing.assert_array_equal(old.encode(pictures), plain.encode(pictures))
+    assert load(tmp_path / "plain").ensemble.bias is None
 
 
 def test_forward_gives_what_encode_gives(model: Model, pictures: np.ndarray) -> None:

@@ -1,6 +1,5 @@
 """The maps on disk are the maps of the trunk, are computed once, and are computed anew when anything has changed."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -113,49 +112,6 @@ def test_computed_anew_when_anything_changed(images: np.ndarray, trunk: nn.Modul
     with (tmp_path / "maps.bin").open("r+b") as file:
         file.truncate(100)
     assert computed(changed) == 10
-
-
-def test_damaged_maps_are_found_and_computed_again(images: np.ndarray, trunk: nn.Module, tmp_path: Path) -> None:
-    """A flipped bit in the maps once changed training without a word."""
-    settings = {"crop": 48, "views": 2, "batch_size": 4}
-
-    def opened() -> tuple[TrunkCache, int]:
-        counted = Counted(trunk)
-        return TrunkCache(counted, ImageDataset(images, 52), tmp_path, **settings), counted.images  # type: ignore[arg-type]
-
-    def read(cache: TrunkCache) -> Tensor:
-        return torch.cat([cache.maps(range(10), [view] * 10) for view in range(2)])
-
-    expected = read(opened()[0])
-    for name, row in (("maps.bin", 13), ("sums", 13)):
-        content = (tmp_path / name).read_bytes()
-        changed = bytearray(content)
-        changed[len(content) // 20 * row] ^= 1
-        (tmp_path / name).write_bytes(changed)
-        cache, computed = opened()
-        assert computed == 0
-        cache.maps(range(10), [0] * 10)  # the others can be used
-        with pytest.raises(ModelError, match=r"damaged at image 3\. The next start computes them again"):
-            read(cache)
-        cache, computed = opened()
-        assert computed == 20 - 12
-        assert torch.equal(read(cache), expected)
-        assert (tmp_path / name).read_bytes() == content
-
-
-def test_maps_without_sums_get_them(images: np.ndarray, trunk: nn.Module, tmp_path: Path) -> None:
-    """Caches of version 0.1, or of a process of that version that works on the same folder."""
-    counted = Counted(trunk)
-    open_cache = lambda: TrunkCache(counted, ImageDataset(images, 52), tmp_path, crop=48, views=1)  # noqa: E731
-    expected = open_cache().maps(range(10), [0] * 10)
-    state, sums = json.loads((tmp_path / "maps.json").read_bytes()), (tmp_path / "sums").read_bytes()
-    del state["checksum"]
-    (tmp_path / "maps.json").write_text(json.dumps(state))
-    (tmp_path / "sums").write_bytes(bytes(len(sums)))
-    assert torch.equal(open_cache().maps(range(10), [0] * 10), expected)
-    assert counted.images == 10
-    assert (tmp_path / "sums").read_bytes() == sums
-    assert "checksum" in json.loads((tmp_path / "maps.json").read_bytes())
 
 
 def test_bad_cuts_and_settings(images: np.ndarray, trunk: nn.Module, tmp_path: Path) -> None:

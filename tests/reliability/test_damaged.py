@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.numpy import save_file
 
 import bier
 from bier.collection.served import KS, _dataset
 from bier.config import Config
 from bier.data import Dataset, Part, load
-from bier.errors import BierError, ModelError
-from bier.images import ImageDataset
+from bier.errors import BierError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
-from bier.models.maps import TrunkCache
 from bier.models.model import Model
 from bier.search import Index, embeddings, read_embeddings
 from bier.training import resolve
@@ -217,41 +214,6 @@ def test_a_manifest_of_another_format_without_a_version(tmp_path: Path) -> None:
         Index.load(tmp_path / "index")
 
 
-def test_prepared_pixels_are_read_again(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
-    """A cache is no source of truth: whatever happens to it, the pixels are those of the pictures."""
-    paths = [tmp_path / f"{number}.png" for number in range(4)]
-    for number, path in enumerate(paths):
-        noise = np.random.default_rng(number).integers(0, 256, (9, 9, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(path)
-
-    def answer() -> bytes:
-        dataset = ImageDataset(paths, 8, workers=0).cached(tmp_path / "cache")
-        return digest(*(dataset.prepared(number) for number in range(4)))
-
-    answer()
-    attack(tally, "damaged pixel caches", tmp_path / "cache", answer, how_many, few=40, redone=True)
-
-
-def test_maps_of_a_frozen_trunk_are_computed_again(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
-    """Also a cache: a damaged row is an error once, and right at the next start."""
-    torch.manual_seed(0)
-    trunk = torch.nn.Conv2d(3, 2, 3, stride=4).requires_grad_(False)
-    images = ImageDataset(np.random.default_rng(0).integers(0, 256, (4, 9, 9, 3), dtype=np.uint8), 9)
-
-    def answer() -> bytes:
-        for start in range(2):
-            cache = TrunkCache(Scaled(trunk), images, tmp_path, crop=8, views=2, batch_size=2, precision="float32")
-            try:
-                return digest(*(cache.maps(range(4), [view] * 4).numpy() for view in range(2)))
-            except ModelError as error:
-                if start or "The next start computes them again" not in str(error):
-                    raise ValueError("not mended") from error
-        raise AssertionError
-
-    answer()
-    attack(tally, "damaged maps of a trunk", tmp_path, answer, how_many, few=12, redone=True)
-
-
 @pytest.mark.parametrize("form", ["features.safetensors", "features"])
 def test_features_of_the_user(tally: Any, how_many: HowMany, tmp_path: Path, form: str) -> None:
     arrays = {"features": np.repeat(VECTORS, 2, axis=0), "labels": np.repeat(np.arange(6), 4)}
@@ -288,18 +250,6 @@ def test_configs_of_runs(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     file = tmp_path / "run" / "config.toml"
     write_config(file.parent, Config().with_settings({"seed": 7, "train.learning_rate": 3e-5}), {"seed": 7})
     attack(tally, "damaged configs", file.parent, lambda: repr(Config.from_toml(file)).encode(), how_many, few=100)
-
-
-def test_a_cache_of_an_earlier_version_gets_its_sums(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
-    first = ImageDataset([path], 8, workers=0).cached(tmp_path / "cache").prepared(0)
-    (sums,) = (tmp_path / "cache").rglob("sums")
-    kept = sums.read_bytes()
-    sums.unlink()
-    again = ImageDataset([path], 8, workers=0).cached(tmp_path / "cache")
-    np.testing.assert_array_equal(again.prepared(0), first)
-    assert sums.read_bytes() == kept
 
 
 def test_embeddings_without_a_checksum_are_read_with_the_json_beside_them(tmp_path: Path) -> None:

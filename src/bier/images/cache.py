@@ -26,12 +26,11 @@ class PixelCache:
 
     KEY is a digest of the size and of every path and box, in order. Beside the pixels lie `stamps`, the
     length, modification time in nanoseconds and inode (3 x int64) of the file that each row was made from, where zeros
-    mean that the row holds nothing, and `sums`, the CRC-32 (uint32) of each row.
+    mean that the row holds nothing.
 
     - A row is served only while its stamp is the file's own. Before a row is written its stamp is cleared,
       and it is set only when the pixels are on the disk: a build that is killed loses the chunks that were
       in the making, and the next goes on from there.
-    - A row whose pixels do not have their CRC-32 is not served: the caller reads the file again.
     - Builders hold a lock, so of several processes one builds and the others wait and find the work done.
     - Readers look at the stamp before and after they copy a row, so a row that another process rewrites
       at that moment is never served; the caller then reads the file.
@@ -49,7 +48,7 @@ class PixelCache:
         self.size = size
         self.folder = folder / _key(paths, boxes, size)
         self._wanted = np.array([files.stamp(path) for path in paths], np.int64).reshape(self.count, 3)
-        self._maps: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]] | None = None
+        self._maps: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
 
     @property
     def _row_bytes(self) -> int:
@@ -57,13 +56,12 @@ class PixelCache:
 
     def row(self, index: int) -> NDArray[np.uint8] | None:
         """A copy of row `index`, or None where the cache does not hold the file as it was on opening."""
-        pixels, stamps, sums = self._mapped()
+        pixels, stamps = self._mapped()
         wanted = self._wanted[index]
         if not wanted.any() or not np.array_equal(stamps[index], wanted):
             return None
         row = np.array(pixels[index])
-        whole = files.crc32(row[None])[0] == sums[index]
-        return row if whole and np.array_equal(stamps[index], wanted) else None
+        return row if np.array_equal(stamps[index], wanted) else None
 
     @contextmanager
     def building(self) -> Iterator[list[int]]:
@@ -72,7 +70,7 @@ class PixelCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(self.folder / "lock"):
                 self._lay_out()
-                _, stamps, _ = self._mapped()
+                _, stamps = self._mapped()
                 current = (stamps == self._wanted).all(axis=1) & self._wanted.any(axis=1)
                 stale: list[int] = np.flatnonzero(~current).tolist()
                 yield stale
@@ -85,7 +83,6 @@ class PixelCache:
         """Write rows; only inside `building`. Each step reaches the disk before the next begins."""
         self._write("stamps", {i: np.zeros(3, np.int64) for i in rows if self._mapped()[1][i].any()})
         self._write("pixels", rows)
-        self._write("sums", {i: files.crc32(row[None]) for i, row in rows.items()})
         self._write("stamps", {i: self._wanted[i] for i in rows})
 
     def _write(self, name: str, rows: Mapping[int, NDArray[Any]]) -> None:
@@ -104,26 +101,17 @@ class PixelCache:
 
         Pixels of another length are no pixels of ours: their stamps go first.
         """
-        pixels, stamps, sums = (self.folder / name for name in ("pixels", "stamps", "sums"))
+        pixels, stamps = (self.folder / name for name in ("pixels", "stamps"))
         lengths = {stamps: self.count * 24, pixels: self.count * self._row_bytes}
         if not all(path.is_file() and path.stat().st_size == length for path, length in lengths.items()):
-            for path in (stamps, pixels, sums):
+            for path in (stamps, pixels):
                 path.unlink(missing_ok=True)
             about = {"version": _VERSION, "images": self.count, "size": self.size}
             files.write(self.folder / "about.json", json.dumps(about).encode() + b"\n")
-        before = sums.is_file() and sums.stat().st_size == self.count * 4
         self._check_space()
-        for path, length in {**lengths, sums: self.count * 4}.items():
+        for path, length in lengths.items():
             files.reserve(path, length)
         self._maps = None
-        if not before:
-            self._add_sums()
-
-    def _add_sums(self) -> None:
-        """The sums of a cache of an earlier version, which has none."""
-        pixels, stamps, _ = self._mapped()
-        held = np.flatnonzero(stamps.any(axis=1)).tolist()
-        self._write("sums", {i: files.crc32(pixels[i : i + 1]) for i in held})
 
     def _check_space(self) -> None:
         free = shutil.disk_usage(self.folder).free
@@ -137,13 +125,12 @@ class PixelCache:
                 f"{free / 1e9:.1f} GB left; name a folder on a larger disk."
             )
 
-    def _mapped(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]]:
+    def _mapped(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         if self._maps is None:
             shape = (self.count, self.size, self.size, 3)
             pixels = np.memmap(self.folder / "pixels", np.uint8, "r", shape=shape)
             stamps = np.memmap(self.folder / "stamps", np.int64, "r", shape=(self.count, 3))
-            sums = np.memmap(self.folder / "sums", np.uint32, "r", shape=(self.count,))
-            self._maps = np.asarray(pixels), np.asarray(stamps), np.asarray(sums)
+            self._maps = np.asarray(pixels), np.asarray(stamps)
         return self._maps
 
     def __getstate__(self) -> dict[str, Any]:

@@ -253,8 +253,7 @@ _readable: set[bytes] = set()  # marks of the files that this process has read
 
 def _mark(image: Source, box: Box | None) -> bytes:
     """A digest of a file's path, stamp and box; empty for what is no file of this machine."""
-    stamp = files.stamp(image) if isinstance(image, str | os.PathLike) else (0, 0)
-    if stamp == (0, 0) or not isinstance(image, str | os.PathLike):
+    if not isinstance(image, str | os.PathLike) or not any(stamp := files.stamp(image)):
         return b""
     return blake2b(os.fsencode(os.path.abspath(image)) + f"{stamp} {box}".encode(), digest_size=_MARK).digest()  # noqa: PTH100 - speed
 

@@ -229,7 +229,6 @@ class Inception(nn.Module):
         halve: bool = False,
     ) -> None:
         super().__init__()
-        self.register_load_state_dict_pre_hook(_without_pool_before)  # type: ignore[no-untyped-call]
         self.paths = nn.ModuleDict(
             {
                 "1x1": _convolution(inputs, one, 1),
@@ -252,12 +251,6 @@ class Inception(nn.Module):
         a, b, c = (y.contiguous(memory_format=torch.channels_last) for y in begun.split(sizes, dim=1))
         maps: Tensor = self.halve(torch.cat([a, three[1](b), five[1](c), pool(x)], dim=1))  # type: ignore[index]
         return maps
-
-
-def _without_pool_before(module: nn.Module, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Models saved by bier 0.1 have the pool before 4a and 5a, and so a `1.` in the names of their weights."""
-    for name in [name for name in state if name.startswith(f"{prefix}1.paths.")]:
-        state[prefix + name.removeprefix(f"{prefix}1.")] = state.pop(name)
 
 
 def googlenet(*, pretrained: bool, weights: Path | None) -> Backbone:

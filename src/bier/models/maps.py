@@ -26,7 +26,6 @@ class TrunkCache:
     """The output maps of `trunk` for several augmented views of every image, in bfloat16, memory-mapped on disk.
 
     FOLDER/maps.bin     one row per view of an image
-    FOLDER/sums         the CRC-32 (uint32) of each row, checked whenever it is read: 2 ms per batch of 64 rows
     FOLDER/maps.json    the fingerprint of what the rows were made from, and how many are done
 
     Args:
@@ -64,16 +63,13 @@ class TrunkCache:
         self.source, self.views, self.count = source, views, len(source)
         self._folder, self._batch_size = Path(folder), batch_size
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._state, self._has_sums = self._folder / "maps.json", True
+        self._state = self._folder / "maps.json"
         self._fingerprint = fingerprint_of(trunk, source, crop=crop, augment=augment, views=views, seed=seed)
         self.shape = _shape(trunk, crop)  # (H, W, C), channels last, or (tokens, C)
         self._rows = rows = range(views * self.count)
         with FileLock(self._folder / "lock"):  # of several processes one computes; the others wait, however long
             done = self._done()
             self._maps = self._mapped(fresh=done is None)
-            self._sums = self._mapped_sums()
-            if done and not self._has_sums:
-                self._add_sums(done)
             missing = [list(rows[start : start + batch_size]) for start in range(done or 0, len(rows), batch_size)]
             if missing and progress is not None:
                 progress(done or 0, len(rows))
@@ -101,26 +97,14 @@ class TrunkCache:
         """float32 (B, C, H, W) or (B, N, C): view `seed % views` of each image."""
         rows = [seed % self.views * self.count + index for index, seed in zip(indices, seeds, strict=True)]
         stored = self._maps[rows]  # (B, H, W, C) or (B, N, C)
-        if (wrong := np.flatnonzero(files.crc32(stored) != self._sums[rows])).size:
-            raise self._damaged(rows[wrong[0]])
         maps = torch.from_numpy(stored).view(torch.bfloat16).float()
         return maps.permute(0, 3, 1, 2) if maps.ndim == 4 else maps
-
-    def _damaged(self, row: int) -> ModelError:
-        """Mark the rows from here on as missing. Whole batches, so that they are computed again to the same bits."""
-        done = self._rows.index(row) if row in self._rows else 0
-        self._record(done // self._batch_size * self._batch_size)
-        return ModelError(
-            f"The maps in {str(self._folder)!r} are damaged at image {row % self.count}. "
-            "The next start computes them again; resume the run."
-        )
 
     def _done(self) -> int | None:
         """How many rows an earlier pass with the same fingerprint has finished; None if there was none."""
         try:
             state = json.loads(self._state.read_bytes())
-            files.check_record(state, old=("fingerprint", "done", "shape"))
-            self._has_sums = files.CHECKSUM in state
+            files.check_record(state, old=())
             whole = (self._folder / "maps.bin").stat().st_size == self._bytes()
             matches = state["fingerprint"] == self._fingerprint and whole
             return min(max(0, int(state["done"])), len(self._rows)) if matches else None
@@ -147,20 +131,6 @@ class TrunkCache:
                 f"The maps need {needed:.1f} GiB at {str(self._folder)!r}, which failed: {error}."
             ) from error
 
-    def _mapped_sums(self) -> NDArray[np.uint32]:
-        path, count = self._folder / "sums", len(self._maps)
-        if count == 0:
-            return np.empty(0, np.uint32)
-        with files.writing(path):
-            files.reserve(path, 4 * count)
-            return np.memmap(path, np.uint32, "r+", shape=(count,))
-
-    def _add_sums(self, done: int) -> None:
-        """The sums of a cache of an earlier version, which has none: of its rows as they are."""
-        for row in self._rows[:done]:
-            self._sums[row] = files.crc32(self._maps[row : row + 1])[0]
-        self._record(done)
-
     def _fill(
         self,
         trunk: nn.Module,
@@ -173,7 +143,7 @@ class TrunkCache:
             maps = maps.permute(0, 2, 3, 1) if maps.ndim == 4 else maps
             stored = maps.to(torch.bfloat16).contiguous().cpu().view(torch.int16)
             rows = self._rows[done : done + len(maps)]
-            self._maps[rows], self._sums[rows] = stored.numpy(), files.crc32(stored.numpy())
+            self._maps[rows] = stored.numpy()
             done += len(maps)
             self._record(done)
             if progress is not None:
@@ -181,9 +151,8 @@ class TrunkCache:
 
     def _record(self, done: int) -> None:
         """Flush the maps, then write how many rows are complete."""
-        for mapped in (self._maps, self._sums):
-            if isinstance(mapped, np.memmap):
-                mapped.flush()
+        if isinstance(self._maps, np.memmap):
+            self._maps.flush()
         state = {"fingerprint": self._fingerprint, "done": done, "shape": self.shape}
         files.write(self._state, json.dumps(files.with_checksum(state)).encode())
 

@@ -30,7 +30,6 @@ from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batc
 from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone, is_backbone
 from bier.models.backends import Backend, check_backend, compiled
 from bier.models.embed import Images, Progress, batches_for, run_network, to_array
-from bier.models.quantization import VectorPrecision, check_precision, quantize_embeddings
 
 VERSION = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -75,13 +74,13 @@ class Description(BaseModel):
     backbone: str
     features: int = Field(ge=1, le=2**20)
     folded: bool
-    pool: str = ""  # the network's own way, as in all earlier models
+    pool: str  # empty for the network's own way
     resize: int = Field(ge=0, le=_LARGEST_SIDE)
     crop: int = Field(ge=0, le=_LARGEST_SIDE)
     mean: list[Annotated[float, Field(ge=-_LARGEST_PIXEL, le=_LARGEST_PIXEL)]] = Field(max_length=3)
     std: list[Annotated[float, Field(ge=1 / _LARGEST_PIXEL, le=_LARGEST_PIXEL)]] = Field(max_length=3)
     groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
-    bias: bool = False  # models of 0.1 have none
+    bias: bool
     weighting: Weighting
     precision: Precision
     metadata: dict[str, Any]
@@ -94,9 +93,6 @@ class Description(BaseModel):
         if same is not None and not len(same.prefixes) == len(same.learners) == learners:
             raise ValueError(f"'same' must have a threshold for each of {learners} learners")
         return metadata
-
-
-_KEYS = {*Description.model_fields, "version", "sha256"}  # of a model.json without a checksum of its own
 
 
 def description_file(folder: Path) -> Path:
@@ -141,7 +137,7 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ModelError(
                 f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {described.name} describes."
             )
-        files.check_record(description, old=_KEYS)
+        files.check_record(description, old=())
         return safetensors.load(data), description
     except (ValueError, SafetensorError, RecursionError, OSError) as error:
         reason = files.reason(error) if isinstance(error, OSError) else " ".join(str(error).split())
@@ -239,8 +235,7 @@ class Model(nn.Module, ModelHubMixin):
         progress: bool | Progress | None = None,
         *,
         backend: Backend = "torch",
-        precision: VectorPrecision = "float32",
-    ) -> NDArray[Any]:
+    ) -> NDArray[np.float32]:
         """The test-time vectors of images, as `forward` in eval mode gives them for their centre crops.
 
         Args:
@@ -253,19 +248,14 @@ class Model(nn.Module, ModelHubMixin):
                 all); all is 0 where their number is not known before the end.
             backend: what runs the network: `torch`, or on a CPU `onnx` (ONNX Runtime) or `openvino`, which are faster
                 for some networks (figures in docs/models.md). The first call compiles it, later ones find it ready.
-            precision: of the vectors: `float32`; `int8`, a byte per dimension, to be compared by the cosine; `binary`
-                or `ubinary`, a bit per dimension, to be compared by the Hamming distance (`quantize_embeddings`).
 
         Returns:
-            float32 (N, d). One image gives (1, d); none give (0, d). `int8` gives int8 (N, d), `binary` int8 and
-            `ubinary` uint8 (N, ceil(d / 8)).
+            float32 (N, d). One image gives (1, d); none give (0, d).
         """
-        check_precision(precision)
         dimension = sum(self.groups[:learners])
         with _following(progress) as follow:
             batches = self._raw_batches(images, batch_size, workers, follow, backend)
-            vectors = to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
-        return quantize_embeddings(vectors, precision, self.groups[:learners])
+            return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
 
     def embed_raw(
         self,
