@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bier.errors import ModelError
-from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import Backbone
 from bier.models.backbones import build_backbone
 from bier.models.googlenet import INCEPTIONS, convolutions, net_parameter, read_caffemodel
-from bier.models.model import Model, load, read_folder, write_folder
 
 Layers = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
@@ -200,20 +198,3 @@ def test_files_that_do_not_fit(layers: Layers, tmp_path: Path) -> None:
     )
     with pytest.raises(ModelError, match=r"conv2/3x3.*must have the shapes"):
         build_backbone("googlenet-bvlc", weights=path)
-
-
-def test_a_model_saved_with_the_pools_before_4a_and_5a_loads(tmp_path: Path) -> None:
-    model = Model(build_backbone("googlenet-bvlc", pretrained=False), EmbeddingEnsemble(1024, (4, 8)))
-    model.save(tmp_path / "new")
-    weights, description = read_folder(tmp_path / "new")
-    stages = [f"backbone.body.layers.{model.backbone.stages.index(f'inception_{name}')}." for name in ("4a", "5a")]
-
-    def old_name(name: str) -> str:
-        stage = next((stage for stage in stages if name.startswith(stage)), "")
-        return f"{stage}1.{name.removeprefix(stage)}" if stage else name
-
-    write_folder(tmp_path / "old", {old_name(name): value for name, value in weights.items()}, description)
-    assert read_folder(tmp_path / "old")[0].keys() != weights.keys()
-    again = load(tmp_path / "old").state_dict()
-    assert again.keys() == weights.keys()
-    assert all(torch.equal(again[name], value) for name, value in weights.items())

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,7 +216,7 @@ def test_damage_is_one_line(model: Model, tmp_path: Path) -> None:
     changed = description | {"mean": [107.5, 127.5, 127.5]}  # loads, and gives other vectors, if nothing covers it
     assert "checksum does not match" in refused(json.dumps(changed))
     del changed["checksum"]
-    assert "unknown key 'chacksum'" in refused(json.dumps(changed | {"chacksum": description["checksum"]}))
+    assert "unknown key" in refused(json.dumps(changed | {"chacksum": description["checksum"]}))
 
     def forged(**changes: object) -> str:
         """A record with a checksum that fits, as somebody may write it on purpose."""
@@ -296,3 +297,53 @@ def test_a_pretrained_model_gives_normalised_features(tmp_path: Path) -> None:
     assert (model.groups, model.dimension) == ((1280,), 1280)
     model.save(tmp_path / "model")
     assert bier.load(tmp_path / "model").encode(pixels) == pytest.approx(vectors, abs=1e-6)
+
+
+def test_tensors_and_torch_datasets_are_images(model: Model, pictures: np.ndarray) -> None:
+    expected = model.encode(pictures)
+    tensor = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+
+    class Mine(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return len(pictures)
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return tensor[index].float() / 255, index % 2
+
+    for images in (tensor, tensor.float() / 255, list(tensor), Mine()):
+        np.testing.assert_allclose(model.encode(images, batch_size=3), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.encode(tensor[2]), expected[2:3], rtol=1e-4, atol=1e-5)
+    subset = torch.utils.data.Subset(ImageDataset(pictures, 48), [4, 1])
+    np.testing.assert_allclose(model.encode(subset), expected[[4, 1]], rtol=1e-4, atol=1e-5)
+    with pytest.raises(DataError, match="from 0 to 1, not normalised"):
+        model.encode(tensor.float() / 128 - 1)
+    with pytest.raises(DataError, match=r"shape \(3, H, W\)"):
+        model.encode(torch.zeros(2, 48, 48, 3, dtype=torch.uint8))
+
+
+def test_similarities_a_threshold_and_three_lines(model: Model, pictures: np.ndarray) -> None:
+    vectors = model.encode(pictures, convert_to_tensor=True)
+    assert isinstance(vectors, torch.Tensor)
+    similar = model.similarity(vectors, vectors[:2])
+    assert tuple(similar.shape) == (7, 2)
+    np.testing.assert_allclose(model.similarity(vectors.numpy(), vectors[:2].numpy()), similar.numpy(), atol=1e-6)
+    assert model.threshold is None
+    model.metadata["same"] = {"prefixes": [0.1, 0.2, 0.625], "learners": [0.1, 0.2, 0.3]}
+    assert model.threshold == 0.625
+    assert len(repr(model).splitlines()) == 3
+    assert "conv4" in repr(model)
+    assert "0.625" in repr(model)
+
+
+def test_the_mirror_image_counts_too_and_is_kept(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:
+    raw, turned = model.embed_raw(pictures), model.embed_raw(pictures[:, :, ::-1])
+    model.mirror = True
+    np.testing.assert_allclose(model.embed_raw(pictures), (raw + turned) / 2, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(model.encode(pictures), model.encode(pictures[:, :, ::-1]), atol=1e-5)
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.mirror
+    np.testing.assert_array_equal(again.encode(pictures), model.encode(pictures))
+    with torch.no_grad():
+        pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+        np.testing.assert_allclose(model.eval()(pixels).numpy(), model.encode(pictures), rtol=1e-3, atol=1e-4)

@@ -322,7 +322,7 @@ class _Reader:
             return distributed.sharded(everything, lambda rows: self._embed_rows(Subset(source, rows.tolist())))
         if self.keep is not None:
             return self._kept(source, self.keep)
-        if not self.frozen_before or self.cache is None:
+        if not self.frozen_before or self.cache is None or self.model.mirror:
             return self._embed_rows(source)
         rest, maps = frozen_maps(
             self.model.backbone, self.frozen_before, source, self.cache, progress=self._follow_maps

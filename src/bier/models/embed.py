@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from PIL.Image import Image
 from torch import Tensor, nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from bier.errors import ConfigError, DataError
 from bier.images import ImageDataset, Source, default_workers, in_order
@@ -81,7 +81,9 @@ class FeatureRows:
             yield self.rows[indices], indices
 
 
-Images: TypeAlias = Source | Iterable[Source] | NDArray[np.uint8] | ImageDataset | FeatureRows | Subset[Any]
+Images: TypeAlias = (
+    Source | Tensor | Iterable[Source | Tensor] | NDArray[np.uint8] | ImageDataset | FeatureRows | Dataset[Any]
+)
 
 
 class Pictures(Protocol):
@@ -193,20 +195,46 @@ def _count(images: Images) -> int | None:
     """How many images there are; None where only reading them all would tell."""
     if _is_one(images):
         return 1
-    return len(images) if isinstance(images, Sequence | np.ndarray | ImageDataset | Subset) else None
+    countable = isinstance(images, Sequence | np.ndarray | Tensor | Dataset)
+    return len(images) if countable and isinstance(images, Sized) else None
 
 
 def _is_one(images: Images) -> bool:
     single = isinstance(images, str | os.PathLike | bytes | Image)
+    if isinstance(images, Tensor):
+        return images.ndim == 3
     return single or (isinstance(images, np.ndarray) and images.ndim in (2, 3) and images.shape[-1] != 0)
 
 
 def _each(images: Images) -> Iterator[Source]:
     if _is_one(images):
-        return iter([images])  # type: ignore[list-item]
+        return iter([_plain(images)])
+    if isinstance(images, Dataset) and isinstance(images, Sized):
+        items = (images[index] for index in range(len(images)))
+        return (_plain(item[0] if isinstance(item, tuple | list) else item) for item in items)
     if not isinstance(images, Iterable):
-        raise DataError(f"Images must be paths, PIL images or arrays. Got {type(images).__name__} instead.")
-    return iter(images)  # type: ignore[arg-type]
+        raise DataError(f"Images must be paths, PIL images, arrays or tensors. Got {type(images).__name__} instead.")
+    return map(_plain, images)
+
+
+def _plain(image: Any) -> Source:
+    """An image as it is, a tensor (C, H, W) as the array (H, W, C) of uint8 that it stands for."""
+    if not isinstance(image, Tensor):
+        return image  # type: ignore[no-any-return]
+    pixels = image.detach().cpu()
+    if pixels.ndim != 3 or pixels.shape[0] not in (1, 3):
+        raise DataError(f"A picture given as a tensor must have the shape (3, H, W). Got {tuple(image.shape)} instead.")
+    if pixels.is_floating_point():
+        low, high = (float(edge) for edge in pixels.aminmax()) if pixels.numel() else (0.0, 0.0)
+        if not 0 <= low <= high <= 1:
+            raise DataError(
+                "A picture of floats must have values from 0 to 1, not normalised. "
+                f"Got {low:.3g} to {high:.3g} instead."
+            )
+        pixels = (pixels.float() * 255).round().to(torch.uint8)
+    if pixels.dtype != torch.uint8:
+        raise DataError(f"A picture given as a tensor must be uint8 or floats from 0 to 1. Got {image.dtype} instead.")
+    return np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
 
 
 def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -56,11 +56,15 @@ class _Vectors(nn.Module):
         self.ensemble = deepcopy(model.ensemble).cpu()
         self.weighting, self.learners, self.single = model.weighting, learners, single
         self.pictures = bool(model.backbone.crop)
+        self.mirror = model.mirror and self.pictures
 
     def forward(self, pixels: Tensor) -> Tensor:
         if self.pictures:
             pixels = pixels.permute(0, 3, 1, 2).float()
-        vectors = self.ensemble.vector(self.network(pixels), self.weighting, self.learners)
+        z = self.network(pixels)
+        if self.mirror:
+            z = (z + self.network(pixels.flip(-1))) / 2
+        vectors = self.ensemble.vector(z, self.weighting, self.learners)
         return vectors[0] if self.single else vectors
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -83,6 +83,7 @@ class Description(BaseModel):
     bias: bool
     weighting: Weighting
     precision: Precision
+    mirror: bool = False
     metadata: dict[str, Any]
 
     @field_validator("metadata")
@@ -153,6 +154,7 @@ class Model(nn.Module, ModelHubMixin):
         weighting: weights of the learners in the vector, `sqrt` or `alpha` (the paper's); Eq. (10) of docs/method.md.
         precision: `auto` (bfloat16 where the hardware has it), `float32` or `bfloat16`.
         metadata: anything that JSON can hold, kept with the model, such as the data set it was trained on.
+        mirror: look at each picture and at its mirror image, and take the mean: better vectors for twice the time.
 
     Returns:
         float32 (B, d): called with pixels (B, 3, crop, crop) RGB, uint8 or float in 0..255, or with features (B, h) for
@@ -177,6 +179,7 @@ class Model(nn.Module, ModelHubMixin):
         weighting: Weighting = WEIGHTING,
         precision: str = "auto",
         metadata: Mapping[str, Any] | None = None,
+        mirror: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(backbone, Backbone):
@@ -196,11 +199,29 @@ class Model(nn.Module, ModelHubMixin):
         self.weighting: Weighting = weighting
         self.precision = precision
         self.metadata = dict(metadata or {})
+        self.mirror = mirror
         self._ready: tuple[object, nn.Sequential] | None = None
         self._compiled: dict[object, Callable[[Tensor], Tensor]] = {}  # that network in other engines
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": {}}  # what other engines hold can be neither pickled nor copied
+
+    def __repr__(self) -> str:
+        learners = f"{len(self.groups)} learner{'s' * (len(self.groups) > 1)} of {', '.join(map(str, self.groups))}"
+        side = f"{self.backbone.crop} x {self.backbone.crop} pixels" if self.backbone.crop else "features"
+        trained = f"{self.metadata.get('method', 'no method')} on {self.metadata.get('data', 'data not stated')}"
+        threshold = "none" if self.threshold is None else f"{self.threshold:.3f}"
+        return (
+            f"Model: {self.backbone.name}, {side}{' and mirrored' * self.mirror}, {self.device}, {self.precision}\n"
+            f"  {self.dimension} dimensions: {learners}, weighted by {self.weighting}\n"
+            f"  trained: {trained}; similarity from which two images match: {threshold}"
+        )
+
+    @property
+    def threshold(self) -> float | None:
+        """The similarity from which two images count as the same, as training has found it; None where it has not."""
+        same = self.metadata.get("same")
+        return same["prefixes"][-1] if same else None
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -222,9 +243,41 @@ class Model(nn.Module, ModelHubMixin):
             shape = ", ".join(map(str, expected))
             raise DataError(f"Expected inputs of shape (B, {shape}). Got {tuple(inputs.shape)} instead.")
         with autocast(self.precision, self.device):
-            features = self.backbone(inputs)
+            features = self._looking(self.backbone)(inputs)
         z = self.ensemble(features.to(self.ensemble.weight.dtype))  # in full precision, as in training
         return self.ensemble.vector(z.float(), self.weighting, learners)
+
+    def _looking(self, network: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A network of pixels as this model uses it: with `mirror` the mean of both looks."""
+        if not self.mirror or not self.backbone.crop:
+            return network
+        return lambda pixels: (network(pixels) + network(pixels.flip(-1))) / 2
+
+    @overload
+    def encode(
+        self,
+        images: Images,
+        batch_size: int = ...,
+        learners: int | None = ...,
+        workers: int | None = ...,
+        progress: bool | Progress | None = ...,
+        *,
+        backend: Backend = ...,
+        convert_to_tensor: Literal[False] = ...,
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def encode(
+        self,
+        images: Images,
+        batch_size: int = ...,
+        learners: int | None = ...,
+        workers: int | None = ...,
+        progress: bool | Progress | None = ...,
+        *,
+        backend: Backend = ...,
+        convert_to_tensor: Literal[True],
+    ) -> Tensor: ...
 
     def encode(
         self,
@@ -235,12 +288,15 @@ class Model(nn.Module, ModelHubMixin):
         progress: bool | Progress | None = None,
         *,
         backend: Backend = "torch",
-    ) -> NDArray[np.float32]:
+        convert_to_tensor: bool = False,
+    ) -> NDArray[np.float32] | Tensor:
         """The test-time vectors of images, as `forward` in eval mode gives them for their centre crops.
 
         Args:
-            images: one image or any iterable of them: paths, PIL images, arrays (H, W, 3), one array (N, H, W, 3), or a
-                `ImageDataset`. An iterator is read as it is used. For the backbone `features`: rows of features.
+            images: one image or any iterable of them: paths, PIL images, arrays (H, W, 3), tensors (3, H, W) of uint8
+                or of floats from 0 to 1; one array (N, H, W, 3) or tensor (N, 3, H, W); a torch `Dataset` of any of
+                these, alone or before a label. An iterator is read as it is used. For the backbone `features`: rows of
+                features.
             batch_size: images that pass through the network at once.
             learners: keep the first m learners only, weighted as an ensemble of m: a shorter vector.
             workers: threads that decode; None chooses.
@@ -249,13 +305,24 @@ class Model(nn.Module, ModelHubMixin):
             backend: what runs the network: `torch`, or on a CPU `onnx` (ONNX Runtime) or `openvino`, which are faster
                 for some networks (figures in docs/models.md). The first call compiles it, later ones find it ready.
 
+            convert_to_tensor: return a tensor on the device of the model.
+
         Returns:
             float32 (N, d). One image gives (1, d); none give (0, d).
         """
         dimension = sum(self.groups[:learners])
         with _following(progress) as follow:
             batches = self._raw_batches(images, batch_size, workers, follow, backend)
-            return to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
+            vectors = to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
+        return torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
+
+    @staticmethod
+    def similarity(first: NDArray[np.float32] | Tensor, second: NDArray[np.float32] | Tensor) -> Any:
+        """The similarity of each vector (N, d) with each of the others (K, d): (N, K), a tensor where one is given."""
+        if isinstance(first, Tensor) or isinstance(second, Tensor):
+            first, second = torch.as_tensor(first), torch.as_tensor(second)
+            return first @ second.to(first.device).T
+        return np.asarray(first) @ np.asarray(second).T
 
     def embed_raw(
         self,
@@ -292,6 +359,7 @@ class Model(nn.Module, ModelHubMixin):
             "bias": self.ensemble.bias is not None,
             "weighting": self.weighting,
             "precision": self.precision,
+            "mirror": self.mirror,
             "metadata": self.metadata,
         }
 
@@ -347,7 +415,7 @@ class Model(nn.Module, ModelHubMixin):
         self, images: Images, batch_size: int, workers: int | None, progress: Progress | None, backend: Backend
     ) -> Iterator[Tensor]:
         batches, total = batches_for(self.backbone, images, batch_size, workers)
-        embed = self.embedding_of(self._network_in(backend))
+        embed = self.embedding_of(self._looking(self._network_in(backend)))
         outputs = run_network(embed, batches, self.device, progress=progress, total=total or 0)
         return (z.float().cpu() for z in outputs)
 
@@ -520,7 +588,7 @@ def _described(known: Description, precision: str | None, own: nn.Module | None 
     if backbone.crop:
         backbone.scale = Scale(known.mean, known.std)
     ensemble = EmbeddingEnsemble(backbone.features, known.groups, bias=known.bias)
-    return Model(backbone, ensemble, known.weighting, precision or known.precision, known.metadata)
+    return Model(backbone, ensemble, known.weighting, precision or known.precision, known.metadata, known.mirror)
 
 
 def pretrained(
