@@ -105,7 +105,7 @@ def test_weights_that_are_no_numbers(cli: Cli, tmp_path: Path, how: str) -> None
     model = bier.Model(build_backbone("conv4"), bier.EmbeddingEnsemble(512, (2, 3)))
     weights = model.state_dict()
     broken(weights, how)
-    from bier.models.model import write_folder
+    from bier.models.folder import write_folder
 
     write_folder(tmp_path / "model", weights, model.description())
     (tmp_path / "photos").mkdir()
@@ -119,7 +119,7 @@ def test_weights_that_are_no_numbers(cli: Cli, tmp_path: Path, how: str) -> None
 
 
 def test_a_deviation_that_no_pixel_has(tmp_path: Path) -> None:
-    from bier.models.model import write_folder
+    from bier.models.folder import write_folder
 
     model = bier.Model(build_backbone("conv4"), bier.EmbeddingEnsemble(512, (2, 3)))
     for value in (1e-300, 1e300):

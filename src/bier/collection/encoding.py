@@ -17,7 +17,8 @@ from bier.errors import DataError, ModelError
 from bier.images import Broken
 from bier.models.backends import Backend, check_backend
 from bier.models.embed import inputs_for
-from bier.models.model import Description, Model, Untrained, description_file, load
+from bier.models.folder import Description, description_file
+from bier.models.model import Model, Untrained, load
 from bier.search.embeddings import EmbeddingsWriter
 from bier.search.sources import STAMP as STAMP
 from bier.search.sources import Progress, Source, stamp_of

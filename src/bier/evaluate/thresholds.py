@@ -32,7 +32,7 @@ from bier.evaluate.pairs import Pairs, Scan, bin_edges, scan
 from bier.evaluate.recall import Labels, Vectors, as_matrix, check_groups, encode_labels, sides, unit_parts
 from bier.method.defaults import Weighting
 from bier.method.equations import ensemble_vector, unit_rows
-from bier.models.model import description_file, read_folder
+from bier.models.folder import description_file, read_folder
 
 PRECISION = 95.0  # percent: what the threshold of a model promises
 LEAST_CLASSES = 20  # with matches, below which there is no threshold

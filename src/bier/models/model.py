@@ -1,23 +1,20 @@
 """The model that users load: images in, vectors out; and the folder it is saved in."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
-from safetensors import SafetensorError
-from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 from bier import files, system
@@ -26,123 +23,11 @@ from bier.errors import BierError, DataError, ModelError
 from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import hub
-from bier.models.backbone import Backbone, Precision, Scale, autocast, fold_batch_norm, folded, resolve_precision
+from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision
 from bier.models.backbones import FROM_SCRATCH, NAMES, build_backbone, empty_backbone, is_backbone
 from bier.models.backends import Backend, check_backend, compiled
 from bier.models.embed import Images, Progress, batches_for, run_network, to_array
-
-VERSION = 1
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-HUB_DESCRIPTION = "config.json"  # the same record under the name that hubs expect
-_LARGEST_SIDE = 8192  # pixels: a batch of one such picture takes 800 MB
-_LARGEST_PIXEL = 1e4  # pixels are 0..255, and so are their mean and deviation in any unit that makes sense
-
-
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Same(BaseModel):
-    """What is read of `bier.evaluate.thresholds.find_same`."""
-
-    model_config = _STRICT
-    prefixes: list[float | None]
-    learners: list[float | None]
-    precision: float
-    part: str
-    classes: int
-
-
-class _Scores(BaseModel):
-    model_config = _STRICT
-    recall: float
-    map: float | None = None
-
-
-class _Metadata(BaseModel):
-    """The metadata that commands read; anything else in them is not checked."""
-
-    model_config = _STRICT
-    same: _Same | None = None
-    validation: _Scores | None = None
-    untrained: _Scores | None = None
-
-
-class Description(BaseModel):
-    """What model.json must hold: types and ranges, checked before anything of that size is built."""
-
-    model_config = _STRICT
-    backbone: str
-    features: int = Field(ge=1, le=2**20)
-    folded: bool
-    pool: str  # empty for the network's own way
-    resize: int = Field(ge=0, le=_LARGEST_SIDE)
-    crop: int = Field(ge=0, le=_LARGEST_SIDE)
-    mean: list[Annotated[float, Field(ge=-_LARGEST_PIXEL, le=_LARGEST_PIXEL)]] = Field(max_length=3)
-    std: list[Annotated[float, Field(ge=1 / _LARGEST_PIXEL, le=_LARGEST_PIXEL)]] = Field(max_length=3)
-    groups: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=1, max_length=4096)
-    bias: bool
-    weighting: Weighting
-    precision: Precision
-    mirror: bool = False
-    metadata: dict[str, Any]
-
-    @field_validator("metadata")
-    @classmethod
-    def _checked(cls, metadata: dict[str, Any], known: ValidationInfo) -> dict[str, Any]:
-        same = _Metadata.model_validate(metadata).same
-        learners = len(known.data.get("groups", ()))
-        if same is not None and not len(same.prefixes) == len(same.learners) == learners:
-            raise ValueError(f"'same' must have a threshold for each of {learners} learners")
-        return metadata
-
-
-def description_file(folder: Path) -> Path:
-    """model.json, or config.json in a folder that came from a hub."""
-    hubs = folder / HUB_DESCRIPTION
-    return hubs if hubs.is_file() and not (folder / DESCRIPTION).is_file() else folder / DESCRIPTION
-
-
-def _contents(weights: dict[str, Tensor], description: dict[str, Any]) -> tuple[bytes, bytes]:
-    """The weights and the description as they are written; the description has the checksum of the weights."""
-    data = safetensors.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    record = files.with_checksum({"version": VERSION, **description, "sha256": files.checksum(data)})
-    return data, f"{json.dumps(record, indent=2)}\n".encode()
-
-
-def write_folder(path: Path, weights: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write aside, flush, rename: the folder is complete or absent. One that is there is replaced."""
-    data, text = _contents(weights, description)
-    with files.folder_aside(path) as aside:
-        (aside / WEIGHTS).write_bytes(data)
-        (aside / DESCRIPTION).write_bytes(text)
-
-
-def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(weights, description) of a model folder, or of a run folder that holds one; ModelError where it is damaged."""
-    for folder in (path, path / "model"):
-        files.restore(folder)
-    folder = path / "model" if (path / "model" / DESCRIPTION).is_file() else path
-    described = description_file(folder)
-    for file in (described, folder / WEIGHTS):
-        if not file.is_file():
-            raise ModelError(
-                f"The model {str(path)!r} must be a folder with {WEIGHTS} and {DESCRIPTION}. {file.name} is missing."
-            )
-    try:
-        data = (folder / WEIGHTS).read_bytes()
-        description = json.loads(described.read_text(encoding="utf-8"))
-        if not isinstance(description, dict) or description.get("version") != VERSION:
-            found = description.get("version") if isinstance(description, dict) else description
-            raise ModelError(f"The model {str(path)!r} must have format version {VERSION}. Got {found!r} instead.")
-        if description.get("sha256") != files.checksum(data):
-            raise ModelError(
-                f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {described.name} describes."
-            )
-        files.check_record(description, old=())
-        return safetensors.load(data), description
-    except (ValueError, SafetensorError, RecursionError, OSError) as error:
-        reason = files.reason(error) if isinstance(error, OSError) else " ".join(str(error).split())
-        raise ModelError(f"The model {str(path)!r} is damaged: {reason}.") from error
+from bier.models.folder import HUB_DESCRIPTION, WEIGHTS, Description, contents, read_folder, write_folder
 
 
 class Model(nn.Module, ModelHubMixin):
@@ -370,7 +255,7 @@ class Model(nn.Module, ModelHubMixin):
     # `save_pretrained`, `from_pretrained` and `push_to_hub` are ModelHubMixin's own; these say what is in the files.
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        data, text = _contents(self.state_dict(), self.description())
+        data, text = contents(self.state_dict(), self.description())
         files.write(save_directory / WEIGHTS, data)
         files.write(save_directory / HUB_DESCRIPTION, text)
 
