@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 import bier
-from bier.config import Config, parse_settings
+from bier.config import parse_settings
 from bier.data import load
 from bier.evaluate.dataset import assess, assess_untrained
+from bier.runs import Run
 from bier.training import resolve, train
-from bier.training.run_folder import CONFIG, model_folder, read_metrics
 
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 MOST_BELOW = 0.5
@@ -28,12 +28,12 @@ MOST_BELOW = 0.5
 
 def measured(run: Path, steps: list[int], cache: Path | None) -> dict[int, tuple[float, float]]:
     """R@1 and MAP@R on the test classes at each step; 0 is the untrained backbone."""
-    config = Config.from_toml(run / CONFIG)
+    config = Run(run).config
     dataset, file = load(config.data), run / "test.json"
     known = {int(step): tuple(row) for step, row in json.loads(file.read_text()).items()} if file.is_file() else {}
     for step in (step for step in steps if step not in known):
         if step:
-            result = assess(bier.load(model_folder(run, step)), dataset, cache=cache).result
+            result = assess(bier.load(Run(run).model(step)), dataset, cache=cache).result
         else:
             found = assess_untrained(run, dataset, cache=cache)
             assert found is not None
@@ -64,8 +64,8 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     config = resolve(options.method, options.data, settings)
     every = config.train.validate_every
     steps = [*range(every, config.train.steps, every), config.train.steps]
-    done = train(config, out, resume=(out / CONFIG).is_file(), snapshots=steps)
-    validation = {row["step"]: row for row in read_metrics(out) if "validation" in row}
+    done = train(config, out, resume=Run(out).exists, snapshots=steps)
+    validation = {row["step"]: row for row in Run(out).metrics() if "validation" in row}
     test = measured(out, [0, *steps], options.cache)
 
     print(f"{options.data}, {config.model.backbone}, {options.method}, seed {config.seed}, {config.train.steps} steps")

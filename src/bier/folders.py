@@ -54,6 +54,14 @@ def written_by_us(folder: str | os.PathLike[str], names: Collection[str]) -> str
     return None
 
 
+def mark(folder: Path, kind: str) -> None:
+    """Make `folder_kind` say what a folder is. Its files are not listed: their writers know them by name."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder_kind(folder) != kind:
+            _write_record(folder, kind, {})
+
+
 def _own_files(folder: Path, kind: str) -> dict[str, list[str]]:
     """The files that we wrote, by name, with the checksums that they may have."""
     if folder.exists() and not folder.is_dir():

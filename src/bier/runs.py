@@ -6,15 +6,17 @@ and a stamp. Both are written before the first step.
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bier import files
-from bier.config import Config
+from bier.config import Config, read_config
 from bier.errors import DataError, TrainingError
+
+MAPS = "trunk"  # folders of cached maps of frozen stages are called trunk-DIGEST
 
 
 class RecordedImage(NamedTuple):
@@ -39,6 +41,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config_file = self.path / "config.toml"
+        self.job_file = self.path / ".torchrun"  # the id of the job that began the run
         self.data_file = self.path / "data.csv"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -60,9 +63,41 @@ class Run:
         """The file beside a model that was trained to classify, with the weights of its classifier."""
         return self.path / f"{self.model(step).name.replace('model', 'classifier')}.safetensors"
 
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
+
+    def complete(self) -> list[Path]:
+        """The complete checkpoints, oldest first; not one that was being written when the run was killed."""
+        paths = [path for path in self.checkpoints.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+        return sorted(paths, key=step_of)
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        complete = self.complete()
+        return complete[-1] if complete else None
+
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint, 0 where there is none."""
+        newest = self.newest()
+        return step_of(newest) if newest else 0
+
     @cached_property
+    def _config(self) -> tuple[Config, dict[str, dict[str, Any]]]:
+        return read_config(self.config_file)
+
+    @property
     def config(self) -> Config:
-        return Config.from_toml(self.config_file)
+        return self._config[0]
+
+    @property
+    def records(self) -> dict[str, dict[str, Any]]:
+        """What config.toml says about how the run was made, which are no settings: `made_by` and `split`."""
+        return self._config[1]
+
+    def write_config(self, config: Config, records: Mapping[str, Mapping[str, Any]]) -> None:
+        files.write(self.config_file, config.to_toml(records).encode())
+        self.__dict__.pop("_config", None)
 
     @cached_property
     def images(self) -> tuple[RecordedImage, ...] | None:
@@ -114,3 +149,11 @@ class Run:
                 ) from error
             rows.append(row)
         return rows
+
+    def maps(self) -> list[Path]:
+        """The folders with maps of frozen stages."""
+        return sorted(self.path.glob(f"{MAPS}-*"))
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

@@ -1,15 +1,19 @@
 """Loggers receive what metrics.jsonl has, under the names that TensorBoard shows."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bier.training.run_folder import read_metrics, scalars
+from bier.runs import Run
+from bier.training.observers import scalars
 
 SMALL = ("model.embedding=12", "diversity.hidden=8", "data.validation=0", "train.steps=3", "train.log_every=1")
 
@@ -33,7 +37,7 @@ def test_mlflow_has_the_settings_and_every_row(
         logged = mlflow.last_active_run()
     finally:
         mlflow.end_run()
-    rows = read_metrics(tmp_path / "run")
+    rows = Run(tmp_path / "run").metrics()
     assert [row["step"] for row in rows] == [1, 2, 3]
     client = mlflow.MlflowClient()
     for name in scalars(rows[0]):
@@ -47,7 +51,7 @@ def test_an_unknown_logger_is_one_line(
 ) -> None:
     code, out, said = train_with(cli, "comet", features_file, tmp_path / "run")
     assert (code, out) == (2, "")
-    assert said == "bier: The '--log' option must be one of mlflow, wandb. Got 'comet' instead.\n"
+    assert said == "bier: The '--log' option must be one of tensorboard, mlflow, wandb. Got 'comet' instead.\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -80,3 +84,41 @@ def test_a_logger_that_cannot_start_is_one_line(
     assert (code, out) == (2, "")
     assert said.startswith("bier: The '--log mlflow' option could not start logging: ")
     assert len(said.splitlines()) == 1
+
+
+def test_tensorboard_has_every_row_once(
+    cli: Callable[..., tuple[int, str, str]], features_file: Path, tmp_path: Path
+) -> None:
+    """Steps that a resumed run takes again are voided."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = tmp_path / "run"
+    code, _, said = train_with(cli, "tensorboard", features_file, run)
+    assert code == 0, said
+    shutil.rmtree(run / "checkpoints")
+    assert cli("train", "--resume", run, "--log", "tensorboard")[0] == 0
+    shown = events.EventAccumulator(str(run))
+    shown.Reload()
+    rows = Run(run).metrics()
+    assert [event.step for event in shown.Scalars("learner_losses/3")] == [1, 2, 3]
+    for name, value in scalars(rows[2]).items():
+        assert shown.Scalars(name)[2].value == pytest.approx(value)
+
+
+def test_tensorboard_events_that_do_not_fit_are_one_line(
+    cli: Callable[..., tuple[int, str, str]], features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written by a thread; its error ends the run, and no traceback is printed."""
+    record_writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    written: list[bytes] = []
+
+    def write(_: object, data: bytes) -> None:
+        written.append(data)
+        if len(written) > 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record_writer.RecordWriter, "write", write)
+    hook = threading.excepthook
+    code, out, said = train_with(cli, "tensorboard", features_file, tmp_path / "run")
+    assert (code, out, len(said.splitlines())) == (2, "", 1), said
+    assert "events.out.tfevents: the disk is full" in said
+    assert threading.excepthook is hook

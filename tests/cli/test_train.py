@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import bier
 from bier.cli.train import outcome
 from bier.config import Config
+from bier.data.sampler import BalancedBatches
+from bier.runs import Run
 from bier.training import TrainingResult, resolve
 from bier.training.plan import Plan
-from bier.training.run_folder import complete, read_metrics
 from bier.training.setup import Scores, load_data
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -35,6 +37,7 @@ def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Pat
     assert code == 0, said
     result = json.loads(out)
     assert result.pop("seconds") > 0
+    assert 0 <= result.pop("validation_share") < 1
     assert result == {
         "run": str(run),
         "model": str(run / "model"),
@@ -49,7 +52,7 @@ def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Pat
     config = Config.from_toml(run / "config.toml")
     assert (config.method, config.data.root, config.train.steps) == ("bier", str(features_file), 4)
     assert {"config.toml", "metrics.jsonl", "checkpoints", "model"} <= {path.name for path in run.iterdir()}
-    assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == [".bier.json"]  # a folder of ours
 
     again = tmp_path / "again"
     code, out, said = cli("train", "--config", run / "config.toml", "--out", again)
@@ -57,9 +60,9 @@ def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Pat
     assert f"Next: bier evaluate {again}" in said
     assert (again / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
 
-    code, out, said = cli("train", "--resume", run, "--set", "train.steps=9", "--set", "seed=1")
+    code, out, said = cli("train", "--resume", run, "--set", "loss.cost=9.0", "--set", "seed=1")
     assert (code, out, len(said.splitlines())) == (2, "", 1)
-    assert "train.steps: 4 / 9" in said
+    assert "loss.cost: 10.0 / 9.0" in said
     assert "seed: 0 / 1" in said
 
 
@@ -227,6 +230,172 @@ def test_validation_that_cannot_show_a_gain() -> None:
     assert told.startswith("The untrained backbone already ranks nearly all validation images right")
 
 
+def photos(pictures: Path, root: Path) -> Path:
+    """A copy as JPEG files."""
+    for folder in sorted(pictures.iterdir()):
+        (root / folder.name).mkdir(parents=True)
+        for file in sorted(folder.iterdir()):
+            Image.open(file).save(root / folder.name / f"{file.stem}.jpg")
+    return root
+
+
+CONV4 = ["--data", "folder", *SMALL, "--set", "model.backbone=conv4", "--set", "data.workers=0"]
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:600])
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_broken_picture_that_no_batch_draws_costs_nothing(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    """The match threshold looks at more images than the batches; it leaves this one out and says so."""
+    files = sorted(pictures.rglob("*.png"))
+    for name in range(100):  # of which 20 are for validation, as many as a threshold needs
+        (tmp_path / "photos" / f"{name}").mkdir(parents=True)
+        for number in range(2):
+            Image.open(files[name % 50 + number]).save(tmp_path / "photos" / f"{name}" / f"{number}.jpg")
+    shares: dict[str, object]
+    root, shares = tmp_path / "photos", {"data.validation": 0.4, "data.validation_classes": 20}
+    part = load_data(resolve("a-bier", "folder", {"data.root": str(root), **shares}))["train"]
+    drawn = {number for number, _ in next(BalancedBatches(part.labels, 3, 3, seed=0))}
+    broken = next(image for number, image in enumerate(part.images) if number not in drawn)
+    truncate(Path(broken))
+    shares |= {"train.validate_by": "recall"}  # no training image is looked at to validate
+    chosen = [word for key, value in shares.items() for word in ("--set", f"{key}={value}")]
+    code, _, said = cli("train", *CONV4, *chosen, "--root", root, "--steps", 1, "--out", tmp_path / "run")
+    assert code == 0, said
+    assert "The match threshold leaves out 1 image that cannot be read." in said
+    assert Path(broken).name in said
+    assert bier.load(tmp_path / "run").metadata["same"] is not None
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_broken_picture_in_a_batch_costs_no_step(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    """The model so far is kept, and the run goes on without the picture."""
+    root = photos(pictures, tmp_path / "photos")
+    config = resolve("a-bier", "folder", {"data.root": str(root), "data.validation": 0.0})
+    part = load_data(config)["train"]
+    batches = BalancedBatches(part.labels, 3, 3, seed=0)
+    first, second = ({number for number, _ in next(batches)} for _ in range(2))
+    broken = Path(part.images[min(second - first)])
+    truncate(broken)
+    run = tmp_path / "run"
+    code, _, said = cli("train", *CONV4, "--root", root, "--steps", 4, "--out", run)
+    assert code == 2
+    assert broken.name in said
+    assert f"The model of step 1 is in {run / 'model'}. Go on with --resume {run}" in said
+    assert bier.load(run).groups
+    assert Run(run).step == 1
+    code, _, said = cli("train", "--resume", run, "--skip-broken")
+    assert code == 0, said
+    assert [row["step"] for row in Run(run).metrics()] == [1, 2, 3, 4]
+    assert f"skipped: Cannot read the picture {broken}" in said
+
+
+def test_all_sampled_images_are_broken(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    root = photos(pictures, tmp_path / "photos")
+    options = ["--data", "folder", "--root", root, "--skip-broken", "--set", "data.workers=0"]
+    validation = ["--set", "data.validation=0.3", "--set", "data.validation_order=last"]
+    config = resolve("a-bier", "folder", {"data.root": str(root), "data.validation": 0.3})
+    config = config.with_settings({"data.validation_order": "last"})
+    dataset = load_data(config)
+    for image in dataset["validation"].images:
+        truncate(Path(image))
+    small = ["--set", "model.backbone=conv4", "--set", "model.embedding=12", "--steps", 1]
+    code, out, said = cli("train", *options, *validation, *small, "--out", tmp_path / "run")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert f"None of the {len(dataset['validation'])} validation images of 'folder' can be read." in said
+    for image in dataset["train"].images:
+        truncate(Path(image))
+    code, out, said = cli("train", *options, *validation, "--minutes", 5, "--out", tmp_path / "run")
+    assert (code, out, len(said.splitlines())) == (2, "", 1)
+    assert "can be read." in said
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_run_is_extended(cli: Cli, features_file: Path, tmp_path: Path, schedule: str) -> None:
+    options = ["--data", "features", "--root", features_file, *SMALL, "--set", f"train.schedule={schedule}"]
+    for name, steps in (("short", 4), ("long", 9)):
+        assert cli("train", *options, "--steps", steps, "--out", tmp_path / name)[0] == 0
+    code, _, said = cli("train", "--resume", tmp_path / "short", "--steps", 9)
+    assert code == 0, said
+    assert "The run was planned for 4 steps and goes on from step 4 to 9. The learning rate is" in said
+    assert ("constant, as in a run of 9 steps" in said) == (schedule == "constant")
+    assert ("that of a cosine schedule over 9 steps from here on" in said) == (schedule == "cosine")
+    assert Run(tmp_path / "short").config.train.steps == 9
+    assert Run(tmp_path / "short").records["made_by"]["planned_steps"] == [4]
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("short", "long")]
+    assert (weights[0] == weights[1]) == (schedule == "constant")
+    code, _, said = cli("train", "--resume", tmp_path / "short", "--steps", 5)
+    assert (code, "has reached step 9; 'train.steps' must be at least that. Got 5" in said) == (2, True)
+
+
+def test_a_folder_that_is_called_like_a_number(
+    cli: Cli, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pictures, "2024.10")
+    code, _, said = cli("train", *CONV4, "--set", "data.root=2024.10", "--root", "x", "--steps", 1, "--out", "run")
+    assert code == 0, said
+    assert Run("run").config.data.root == "2024.10"
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["model/thesis.txt", "metrics.jsonl", "notes.txt", "checkpoints/step-1/state.pt"])
+def test_a_folder_of_others_is_refused(cli: Cli, features_file: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    before = contents(tmp_path)
+    for out in (tmp_path / "out", file, "/"):
+        code, _, said = cli("train", "--data", "features", "--root", features_file, *SMALL, "--steps", 1, "--out", out)
+        assert (code, len(said.splitlines())) == (2, 1)
+        assert "must be" in said
+    assert contents(tmp_path) == before
+
+
+def test_the_pictures_are_no_run_folder(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    root = photos(pictures, tmp_path / "photos")
+    before = contents(root)
+    code, _, said = cli("train", *CONV4, "--root", root, "--steps", 1, "--out", root)
+    assert code == 2
+    assert f"The folder of a new run must be new or empty. Got {root}, which holds 'class 0'." in said
+    assert contents(root) == before
+
+
+def test_stale_checkpoints_are_no_start(cli: Cli, features_file: Path, tmp_path: Path) -> None:
+    options = ["--data", "features", "--root", features_file, *SMALL, "--steps", 2, "--out", tmp_path / "run"]
+    assert cli("train", *options)[0] == 0
+    (tmp_path / "run" / "config.toml").unlink()
+    before = contents(tmp_path)
+    code, _, said = cli("train", *options)
+    assert (code, "must be new or empty. Got" in said) == (2, True)
+    assert contents(tmp_path) == before
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(tmp_path / "run" / name)
+    (tmp_path / "run" / "metrics.jsonl").unlink()  # what is left, a killed start leaves too
+    assert cli("train", *options)[0] == 0
+
+
+def test_maps_go_with_the_end_of_a_run(cli: Cli, pictures: Path, tmp_path: Path) -> None:
+    """Those in `data.cache` stay and serve the next run, whatever their settings have to do with the maps."""
+    frozen = ["--set", "model.trainable_from=embedding", "--set", "model.trunk_views=1", "--set", "model.resolution=64"]
+    options = ["--data", "folder", "--root", pictures, *SMALL, *frozen, "--steps", 1]
+    assert cli("train", *options, "--out", tmp_path / "run")[0] == 0
+    assert Run(tmp_path / "run").maps() == []
+    cached = [*options, "--cache", tmp_path / "cache"]
+    assert cli("train", *cached, "--out", tmp_path / "first")[0] == 0
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("trunk-*/maps.json")}
+    assert len(made) == 1
+    other = ["--set", "data.workers=0", "--set", "train.batch_classes=2", "--skip-broken"]
+    assert cli("train", *cached, *other, "--out", tmp_path / "second")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("trunk-*/maps.json")} == made
+
+
 PLANNED = [
     *SMALL,
     *("--set", "model.resolution=64", "--set", "train.batch_classes=2", "--set", "data.workers=0"),
@@ -290,19 +459,19 @@ def test_ctrl_c_in_a_terminal(features_file: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bier", "train", "--data", "features", "--root", str(features_file), *SMALL]
     command += ["--out", str(run), "--set", "train.steps=1000000", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=QUIET)
-    while len(read_metrics(run)) < 3:
+    while len(Run(run).metrics()) < 3:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert out == ""
-    step = read_metrics(run)[-1]["step"]
+    step = Run(run).metrics()[-1]["step"]
     expected = (
         f"Stopped at step {step}; a checkpoint is saved. Go on with: {sys.executable} -m bier train --resume '{run}'"
     )
     assert said.splitlines()[-1].replace(f"with: {Path(sys.executable).name} ", f"with: {sys.executable} ") == expected
-    assert complete(run / "checkpoints")[-1].name == f"step-{step}"
+    assert Run(run).complete()[-1].name == f"step-{step}"
 
 
 @pytest.mark.parametrize(

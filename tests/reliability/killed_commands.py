@@ -24,7 +24,6 @@ from typing import Any
 import faiss  # noqa: F401 - imported here once, rather than in every fork
 import numpy as np
 import torch
-import torch.utils.tensorboard  # imported here once, rather than in every fork
 from PIL import Image
 
 import bier

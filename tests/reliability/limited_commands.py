@@ -117,7 +117,7 @@ def _limited(said: Path, told: Path, arguments: list[object], more: int | None) 
 def main() -> None:
     folder, command = Path(sys.argv[1]), sys.argv[2]
     few, many, steps = map(int, sys.argv[3:])
-    for name in ("faiss", "torch.utils.tensorboard", "bier.collection", "bier.evaluate.ensemble", "bier.data"):
+    for name in ("faiss", "bier.collection", "bier.evaluate.ensemble", "bier.data"):
         importlib.import_module(name)
     for count in (few, many):
         child = os.fork()

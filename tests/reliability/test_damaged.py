@@ -23,9 +23,10 @@ from bier.errors import BierError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
+from bier.runs import Run
 from bier.search import Index, embeddings, read_embeddings
 from bier.training import resolve
-from bier.training.run_folder import read_checkpoint, write_config
+from bier.training.checkpoints import read_checkpoint, write_config
 
 HowMany = Callable[[int, int], int]
 VECTORS = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
@@ -248,7 +249,7 @@ def test_drawn_characters_of_the_server(tally: Any, how_many: HowMany, tmp_path:
 
 def test_configs_of_runs(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
     file = tmp_path / "run" / "config.toml"
-    write_config(file.parent, Config().with_settings({"seed": 7, "train.learning_rate": 3e-5}), {"seed": 7})
+    write_config(Run(file.parent), Config().with_settings({"seed": 7, "train.learning_rate": 3e-5}), {"seed": 7})
     attack(tally, "damaged configs", file.parent, lambda: repr(Config.from_toml(file)).encode(), how_many, few=100)
 
 

@@ -32,10 +32,11 @@ from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
 from bier.paper.tiny import draw_tiny_data
+from bier.runs import Run
 from bier.search import Index, embeddings, read_embeddings
 from bier.search.sources import build_index
 from bier.training import resolve
-from bier.training.run_folder import complete, read_checkpoint
+from bier.training.checkpoints import read_checkpoint
 
 Cli = Callable[..., tuple[int, str, str]]
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -186,7 +187,7 @@ class Train(Case):
 
     def read(self) -> object:
         """A run that has failed is what it becomes when it is resumed."""
-        read_checkpoint(complete(self.folder / "checkpoints")[-1])
+        read_checkpoint(Run(self.folder).complete()[-1])
         bier.train(bier.Config.from_toml(self.folder / "config.toml"), self.folder, resume=True)
         return tree(self.folder)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bier.training.run_folder import complete, read_checkpoint
+from bier.runs import Run
+from bier.training.checkpoints import read_checkpoint
 
 
 def leaves(state: Any, name: str = "") -> dict[str, Any]:
@@ -30,8 +31,8 @@ def same_checkpoints(one: Path, other: Path) -> None:
 def same_runs(one: Path, other: Path) -> None:
     for name in ("metrics.jsonl", "config.toml", "model/model.safetensors", "model/model.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
-    steps = [path.name for path in complete(one / "checkpoints")]
-    assert steps == [path.name for path in complete(other / "checkpoints")]
+    steps = [path.name for path in Run(one).complete()]
+    assert steps == [path.name for path in Run(other).complete()]
     for step in steps:
         same_checkpoints(one / "checkpoints" / step, other / "checkpoints" / step)
 

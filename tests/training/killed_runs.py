@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 import torch
-import torch.utils.tensorboard  # imported here once, rather than in every fork
 
 from bier.config import Config
+from bier.runs import Run, step_of
 from bier.training import train
-from bier.training.run_folder import newest, step_of
 
 Fork = multiprocessing.get_context("fork")
 
@@ -36,7 +35,7 @@ def start(config: Config, folder: Path) -> multiprocessing.Process:
 
 
 def reached(folder: Path) -> int:
-    found = newest(folder / "checkpoints")
+    found = Run(folder).newest()
     return 0 if found is None else step_of(found)
 
 

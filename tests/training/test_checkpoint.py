@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from bier.errors import TrainingError
-from bier.training.run_folder import (
+from bier.runs import Run
+from bier.training.checkpoints import (
     Checkpoint,
-    complete,
-    load_optimizer,
-    newest,
     prune,
     random_state,
     read_checkpoint,
@@ -28,13 +26,18 @@ def some(step: int) -> Checkpoint:
     return Checkpoint(weights, {"state": {}}, {"batches": step}, {"step": step}, {"cpu": torch.get_rng_state()[None]})
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in Run(run).checkpoints.iterdir())
+
+
+def write(run: Path, step: int, checkpoint: Checkpoint) -> Path:
+    write_checkpoint(Run(run), step, checkpoint)
+    return Run(run).checkpoint(step)
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, 12, some(12))
-    assert path == tmp_path / "step-12"
+    path = write(tmp_path, 12, some(12))
+    assert path == tmp_path / "checkpoints" / "step-12"
     again = read_checkpoint(path)
     assert torch.equal(again.objective["x"], torch.full((3, 2), 12.0))
     assert (again.sampler, again.trainer) == ({"batches": 12}, {"step": 12})
@@ -50,38 +53,38 @@ def test_the_name_appears_when_everything_is_on_the_disk(tmp_path: Path, monkeyp
 
     def watched_flush(handle: int) -> None:
         flushed.append(Path(f"/proc/self/fd/{handle}").readlink().name)
-        assert not (tmp_path / "step-5").exists() or flushed[-1] == tmp_path.name
+        assert not (tmp_path / "checkpoints" / "step-5").exists() or flushed[-1] == "checkpoints"
         flush(handle)
 
     def watched_rename(path: Path, target: Path) -> Path:
-        seen.append((names(path), list(flushed)))
+        seen.append((sorted(file.name for file in path.iterdir()), list(flushed)))
         return rename(path, target)
 
     monkeypatch.setattr(os, "fsync", watched_flush)
     monkeypatch.setattr(Path, "rename", watched_rename)
-    write_checkpoint(tmp_path, 5, some(5))
+    write(tmp_path, 5, some(5))
     ((files, before),) = seen
     assert files == ["SHA256SUMS", "state.pt"]
     assert "state.pt" in before
-    assert flushed[-1] == tmp_path.name  # and the rename itself, last of all
+    assert flushed[-1] == "checkpoints"  # and the rename itself, last of all
 
 
 def test_what_a_kill_left_half_written_is_ignored_and_removed(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 5, some(5))
-    left = tmp_path / ".step-6.1234"
+    write(tmp_path, 5, some(5))
+    left = tmp_path / "checkpoints" / ".step-6.1234"
     left.mkdir()
     (left / "state.pt").write_bytes(b"half")
-    assert newest(tmp_path) == tmp_path / "step-5"
-    prune(tmp_path, keep=2, best=None)
+    assert Run(tmp_path).newest() == tmp_path / "checkpoints" / "step-5"
+    prune(Run(tmp_path), keep=2, best=None)
     assert names(tmp_path) == ["step-5"]
 
 
 def test_order_is_by_number(tmp_path: Path) -> None:
-    assert newest(tmp_path / "nowhere") is None
+    assert Run(tmp_path / "nowhere").newest() is None
     for step in (100, 9, 20):
-        write_checkpoint(tmp_path, step, some(step))
-    (tmp_path / "step-notes").mkdir()  # a stranger
-    assert [path.name for path in complete(tmp_path)] == ["step-9", "step-20", "step-100"]
+        write(tmp_path, step, some(step))
+    (tmp_path / "checkpoints" / "step-notes").mkdir()  # a stranger
+    assert [path.name for path in Run(tmp_path).complete()] == ["step-9", "step-20", "step-100"]
 
 
 @pytest.mark.parametrize(
@@ -96,15 +99,15 @@ def test_order_is_by_number(tmp_path: Path) -> None:
 )
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path, keep: int, best: int | None, left: list[str]) -> None:
     for step in range(1, 6):
-        write_checkpoint(tmp_path, step, some(step))
-    prune(tmp_path, keep, best)
+        write(tmp_path, step, some(step))
+    prune(Run(tmp_path), keep, best)
     assert names(tmp_path) == left
 
 
 def test_a_checkpoint_that_is_there_is_replaced(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 3, some(1))
-    write_checkpoint(tmp_path, 3, some(2))
-    assert read_checkpoint(tmp_path / "step-3").trainer["step"] == 2
+    write(tmp_path, 3, some(1))
+    write(tmp_path, 3, some(2))
+    assert read_checkpoint(Run(tmp_path).checkpoint(3)).trainer["step"] == 2
     assert names(tmp_path) == ["step-3"]
 
 
@@ -120,7 +123,7 @@ class Harmful:
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "flipped", "no sums", "other content", "harmful"])
 def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
-    path = write_checkpoint(tmp_path, 3, some(3))
+    path = write(tmp_path, 3, some(3))
     file = path / "state.pt"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-5])
@@ -146,19 +149,22 @@ def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_checkpoint_without_checksums_is_of_an_earlier_version(tmp_path: Path) -> None:
-    path = write_checkpoint(tmp_path, 3, some(3))
-    (path / "SHA256SUMS").unlink()
-    assert read_checkpoint(path).trainer == {"step": 3}
+def test_only_what_we_have_written_is_removed(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(tmp_path, step, some(step))
+    notes = Run(tmp_path).checkpoint(1) / "notes.txt"
+    notes.write_text("mine")
+    prune(Run(tmp_path), keep=1, best=None)
+    assert list(notes.parent.iterdir()) == [notes]
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 3, some(3))
+    write(tmp_path, 3, some(3))
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(TrainingError, match="Permission denied"):
-            write_checkpoint(tmp_path, 4, some(4))
+            write(tmp_path, 4, some(4))
     finally:
         tmp_path.chmod(0o700)
 
@@ -166,7 +172,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_where_a_file_stands_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(TrainingError) as caught:
-        write_checkpoint(tmp_path / "checkpoints", 4, some(4))
+        write_checkpoint(Run(tmp_path), 4, some(4))
     assert "Could not write" in str(caught.value)
     assert "no earlier checkpoint exists" in str(caught.value)
 
@@ -193,10 +199,10 @@ def test_an_optimizer_goes_on_as_if_it_had_never_stopped(tmp_path: Path, kind: s
     half, half_optimizer = fresh()
     steps(half, half_optimizer, 0, 3)
     written = replace(some(3), objective=half.state_dict(), optimizer=half_optimizer.state_dict())
-    state = read_checkpoint(write_checkpoint(tmp_path, 3, written))
+    state = read_checkpoint(write(tmp_path, 3, written))
     again, again_optimizer = fresh()
     again.load_state_dict(state.objective)
-    load_optimizer(again_optimizer, state.optimizer)
+    again_optimizer.load_state_dict(dict(state.optimizer))
     steps(again, again_optimizer, 3, 6)
     for name, value in module.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name

@@ -14,8 +14,8 @@ import bier
 from bier.config import Config
 from bier.errors import ConfigError, ModelError
 from bier.evaluate.dataset import assess_classifier
+from bier.runs import Run
 from bier.training import resolve
-from bier.training.run_folder import read_metrics
 from bier.training.setup import load_data
 
 
@@ -54,7 +54,7 @@ def config(root: Path, method: str = "a-bier", **settings: Any) -> Config:
 def test_train_and_assess(cifar: Path, tmp_path: Path, method: str) -> None:
     chosen = config(cifar, method)
     run = bier.train(chosen, tmp_path / "run")
-    rows = read_metrics(run.folder)
+    rows = Run(run.folder).metrics()
     assert [row["step"] for row in rows if "validation" in row] == [4, 8]
     learners = 1 if method == "baseline" else 2
     weights = load_file(run.folder / "classifier.safetensors")

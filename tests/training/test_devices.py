@@ -16,7 +16,8 @@ from bier.errors import ConfigError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
-from bier.training import resolve, run_folder
+from bier.runs import Run
+from bier.training import checkpoints, resolve
 from bier.training.setup import build
 
 SECOND = torch.device("cuda", 1)
@@ -105,9 +106,9 @@ def test_a_resumed_run_restores_the_generator_of_its_gpu(
     gpu = {SECOND: torch.tensor([5], dtype=torch.uint8)}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: gpu[device].clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: gpu.update({device: state}))
-    saved, restored = run_folder.random_state, run_folder.set_random_state
-    monkeypatch.setattr(run_folder, "random_state", lambda device: saved(SECOND))
-    monkeypatch.setattr(run_folder, "set_random_state", lambda device, state: restored(SECOND, state))
+    saved, restored = checkpoints.random_state, checkpoints.set_random_state
+    monkeypatch.setattr(checkpoints, "random_state", lambda device: saved(SECOND))
+    monkeypatch.setattr(checkpoints, "set_random_state", lambda device, state: restored(SECOND, state))
     settings = {"data.root": str(features_file), "model.embedding": 12, "train.steps": 2, "train.batch_classes": 3}
     config = resolve("baseline", "features", settings)
     run = bier.train(config, tmp_path / "run").folder
@@ -131,5 +132,5 @@ def test_no_process_waits_at_a_barrier_for_maps(
     config = resolve("baseline", "folder", settings)
     for rank in (1, 0):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        build(config, tmp_path, lambda what, done, total: None)
+        build(config, Run(tmp_path), lambda what, done, total: None)
     assert len(list(tmp_path.glob("trunk-*/maps.bin"))) == 1

@@ -20,8 +20,9 @@ import bier
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
+from bier.runs import Run, step_of
 from bier.training import resolve
-from bier.training.run_folder import complete, read_checkpoint, read_metrics, step_of
+from bier.training.checkpoints import read_checkpoint
 
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "bier"]
@@ -56,7 +57,7 @@ def test_two_processes_train_what_one_does(forked: Any, features_file: Path, tmp
     result = json.loads(forked.finished(*both))
     assert both[1].out == both[1].said == ""  # only the first process speaks
     assert (result["steps"], result["best_step"]) == (12, alone.best_step)
-    first, second = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
+    first, second = Run(tmp_path / "one").metrics(), Run(tmp_path / "two").metrics()
     assert len(list((tmp_path / "two").glob("events.*"))) == 1
     assert [row["step"] for row in second] == [row["step"] for row in first]
     assert first[0] == second[0]  # step 0, the untrained features
@@ -127,7 +128,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
 
 
 def wait_for_step(run: Path, step: int, process: Any) -> None:
-    while not any(row["step"] >= step for row in read_metrics(run)):
+    while not any(row["step"] >= step for row in Run(run).metrics()):
         assert process.poll() is None
         time.sleep(0.05)
 
@@ -145,11 +146,11 @@ def test_ctrl_c_saves_for_all_and_a_death_ends_all(forked: Any, features_file: P
     _, said = first.communicate(timeout=120)
     assert first.returncode != 0
     assert f"-m torch.distributed.run --nproc-per-node 2 -m bier train --resume {run}" in said
-    (saved,) = complete(run / "checkpoints")
-    assert step_of(saved) == read_metrics(run)[-1]["step"] >= 3
+    (saved,) = Run(run).complete()
+    assert step_of(saved) == Run(run).metrics()[-1]["step"] >= 3
 
     both = forked.start_two("train", "--resume", run)  # without torchrun, which would end the other one itself
     wait_for_step(run, step_of(saved) + 3, both[0])
     both[1].kill()
     assert both[0].wait(60) not in (0, -signal.SIGKILL)
-    assert complete(run / "checkpoints") == [saved]
+    assert Run(run).complete() == [saved]

@@ -18,6 +18,7 @@ from bier.models import maps as frozen
 from bier.models.backbone import Backbone
 from bier.models.backbones import build_backbone
 from bier.models.maps import TrunkCache
+from bier.runs import Run
 from bier.training import resolve, setup
 from bier.training.setup import load_data
 
@@ -224,7 +225,7 @@ def built_maps(
     chosen = config(pictures, seed=seed, model__trainable_from=stage, model__trunk_views=2, train__precision="bfloat16")
     chosen = chosen.with_settings({"data.cache": str(tmp_path / "cache")})
     said: list[str] = []
-    inputs = setup.build(chosen, tmp_path / "run", lambda what, done, total: said.append(f"{what}: {done}")).inputs
+    inputs = setup.build(chosen, Run(tmp_path / "run"), lambda what, done, total: said.append(f"{what}: {done}")).inputs
     assert isinstance(inputs, TrunkCache)
     return inputs, said
 

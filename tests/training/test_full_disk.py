@@ -14,8 +14,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 import bier
 from bier.errors import TrainingError
+from bier.runs import Run
 from bier.training import resolve
-from bier.training.run_folder import complete, read_checkpoint, read_metrics
+from bier.training.checkpoints import read_checkpoint
 
 SETTINGS = {
     "model.embedding": 12,
@@ -73,7 +74,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], said: str) -> None:
 
 
 def assert_intact(run: Path, step: int) -> None:
-    newest = complete(run / "checkpoints")[-1]
+    newest = Run(run).complete()[-1]
     assert newest.name == f"step-{step}"
     read_checkpoint(newest)
     assert list((run / "checkpoints").glob(".*")) == []
@@ -81,13 +82,13 @@ def assert_intact(run: Path, step: int) -> None:
 
 def test_a_checkpoint_that_does_not_fit(run: Path) -> None:
     assert_intact(run, 7)
-    size = (complete(run / "checkpoints")[-1] / "state.pt").stat().st_size
+    size = (Run(run).complete()[-1] / "state.pt").stat().st_size
     done = resume(run, limited(size - 1000))
     assert_one_line(done, f"Could not write {run}/checkpoints/step-10: the disk is full. {run}/checkpoints/step-7 is")
     assert "resume" in done.stderr
     assert_intact(run, 7)
     assert resume(run).returncode == 0
-    assert [row["step"] for row in read_metrics(run)] == list(range(1, 31))
+    assert [row["step"] for row in Run(run).metrics()] == list(range(1, 31))
 
 
 def test_metrics_that_do_not_fit(run: Path) -> None:
@@ -96,7 +97,7 @@ def test_metrics_that_do_not_fit(run: Path) -> None:
     assert_one_line(done, f"Could not write {run}/metrics.jsonl: the disk is full.")
     assert_intact(run, 7)
     assert resume(run).returncode == 0
-    assert [row["step"] for row in read_metrics(run)] == list(range(1, 31))
+    assert [row["step"] for row in Run(run).metrics()] == list(range(1, 31))
     assert (run / "metrics.jsonl").read_text().count("\n") == 30
 
 

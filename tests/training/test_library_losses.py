@@ -11,8 +11,8 @@ import bier
 from bier.config import Config
 from bier.errors import ConfigError
 from bier.training import resolve
-from bier.training.loop import Silent
-from bier.training.run_folder import read_checkpoint
+from bier.training.checkpoints import read_checkpoint
+from bier.training.loop import NullObserver
 
 pytest.importorskip("pytorch_metric_learning")
 
@@ -45,7 +45,7 @@ class KilledError(Exception):
     pass
 
 
-class KilledAt(Silent):
+class KilledAt(NullObserver):
     def __init__(self, step: int) -> None:
         self.last = step
 

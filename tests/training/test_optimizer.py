@@ -17,9 +17,10 @@ import bier
 from bier.config import Config
 from bier.errors import ConfigError
 from bier.evaluate.dataset import assess
+from bier.runs import Run
 from bier.training import loop, resolve
+from bier.training.checkpoints import STATE
 from bier.training.optimizer import build_optimizer
-from bier.training.run_folder import STATE, complete, read_metrics
 from bier.training.setup import TrainingSetup, build, load_data
 
 STAGES = ("conv1", "conv2", "conv3", "conv4")
@@ -89,7 +90,7 @@ def test_adamw_decays_weights_apart_from_the_gradient(
     """Without a gradient, AdamW (as SGD) scales weights by 1 - rate x decay; ADAM divides the decay by its own size."""
     settings = {"train.optimizer": name, "train.weight_decay": 0.5, "train.learning_rate": 0.1}
     chosen = resolve("baseline", "features", {**settings, "data.root": str(features_file), "data.validation": 0.0})
-    objective = build(chosen, tmp_path, lambda *_: None).objective
+    objective = build(chosen, Run(tmp_path), lambda *_: None).objective
     before = objective.ensemble.weight.detach().clone()
     optimizer = build_optimizer(chosen, objective)
     objective.ensemble.weight.grad = torch.zeros_like(before)
@@ -105,7 +106,7 @@ def test_clipping_scales_the_gradient_down(pictures: Path, tmp_path: Path, recor
     bier.train(chosen, tmp_path / "run", observer=recorder)
     trained = dict(recorder.setup.objective.named_parameters())
     change = torch.cat([(recorder.weights[1][name] - recorder.weights[0][name]).flatten() for name in trained])
-    norm = read_metrics(tmp_path / "run")[0]["gradient_norm"]
+    norm = Run(tmp_path / "run").metrics()[0]["gradient_norm"]
     assert norm > 0.1
     expected = min(norm, clip) if clip else norm
     assert float(change.norm()) == pytest.approx(RATE * expected, rel=1e-2)
@@ -126,7 +127,7 @@ def test_earlier_stages_have_lower_rates(
         changes = [(recorder.weights[1][name] - recorder.weights[0][name]).abs().max() for name in names]
         assert float(max(changes)) == pytest.approx(expected, rel=1e-2)
     assert recorder.largest_change("ensemble.weight") == pytest.approx(10 * RATE, rel=1e-2)
-    assert read_metrics(tmp_path / "run")[0]["learning_rate"] == RATE
+    assert Run(tmp_path / "run").metrics()[0]["learning_rate"] == RATE
 
 
 def _stage(recorder: Recorder, prefix: str, number: int) -> list[tuple[str, Tensor]]:
@@ -191,10 +192,10 @@ def test_the_average_is_validated(pictures: Path, tmp_path: Path) -> None:
     run = bier.train(chosen, tmp_path / "run")
     dataset = load_data(chosen)
     scores = assess(bier.load(run.folder), dataset, part="validation").result
-    logged = [row for row in read_metrics(run.folder) if row["step"] == run.best_step]
+    logged = [row for row in Run(run.folder).metrics() if row["step"] == run.best_step]
     assert scores.recall["ensemble"][1] == pytest.approx(logged[0]["validation"])
     plain = bier.train(config(pictures, **settings), tmp_path / "plain")
-    losses = [[row["loss"] for row in read_metrics(folder)] for folder in (run.folder, plain.folder)]
+    losses = [[row["loss"] for row in Run(folder).metrics()] for folder in (run.folder, plain.folder)]
     assert losses[0] == losses[1]  # averaging changes nothing in training
 
 
@@ -227,7 +228,7 @@ def test_a_run_with_everything_is_resumed_exactly(
     first = bier.train(chosen, tmp_path / "run", observer=Recorder(monkeypatch, interrupt_at))
     assert first.interrupted
     assert bier.train(chosen, tmp_path / "run", resume=True).step == 8
-    for path in complete(tmp_path / "run" / "checkpoints"):
+    for path in Run(tmp_path / "run").complete():
         if not (tmp_path / "whole" / "checkpoints" / path.name).exists():  # the one of the interruption
             assert path.name == f"step-{interrupt_at}"
             shutil.rmtree(path)
@@ -255,7 +256,7 @@ def test_a_checkpoint_without_an_average_is_resumed(
 
 def test_the_default_groups_are_those_of_earlier_versions(pictures: Path, tmp_path: Path) -> None:
     chosen = config(pictures, "a-bier")
-    objective = build(chosen, tmp_path, lambda *_: None).objective
+    objective = build(chosen, Run(tmp_path), lambda *_: None).objective
     network, behind = build_optimizer(chosen, objective).param_groups
     assert [id(p) for p in network["params"]] == [id(p) for p in objective.network.parameters()]
     named = dict(objective.named_parameters())
@@ -275,7 +276,7 @@ def test_two_processes_warm_up_what_one_does(forked: Any, pictures: Path, tmp_pa
     )
     both = forked.start_two(tmp_path / "config.toml", tmp_path / "two", script=tmp_path / "train.py")
     forked.finished(*both)
-    rows = [read_metrics(folder) for folder in (alone, tmp_path / "two")]
+    rows = [Run(folder).metrics() for folder in (alone, tmp_path / "two")]
     assert [row["step"] for row in rows[1]] == [1, 2, 3, 4]
     for mine, theirs in zip(rows[0][:3], rows[1][:3], strict=True):  # afterwards each has statistics of its own
         assert math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-3), json.dumps([mine, theirs])

@@ -12,9 +12,9 @@ import bier
 from bier.config import Config, DataConfig
 from bier.data.records import Dataset, Part, divide
 from bier.evaluate.recall import rank_r
+from bier.runs import Run
 from bier.training import resolve
 from bier.training.loop import TrainerState
-from bier.training.run_folder import read_metrics
 from bier.training.setup import MOST_DISTRACTORS, Scores, build, distractors_of, load_data
 
 SMALL = {
@@ -37,7 +37,7 @@ def config(root: Path, **settings: Any) -> Config:
 def test_the_untrained_backbone_is_the_first_point(features_file: Path, tmp_path: Path) -> None:
     chosen = config(features_file)
     run = bier.train(chosen, tmp_path / "run")
-    rows = [row for row in read_metrics(run.folder) if "validation" in row]
+    rows = [row for row in Run(run.folder).metrics() if "validation" in row]
     assert [row["step"] for row in rows] == [0, 4, 8]
     dataset = load_data(chosen)
     validation, others = dataset["validation"], dataset["train"]
@@ -76,14 +76,14 @@ def test_where_training_does_not_pay_the_untrained_backbone_is_kept(features_fil
     expected = features / np.linalg.norm(features, axis=1, keepdims=True)
     np.testing.assert_allclose(model.encode(features), expected, atol=1e-6)
     again = bier.train(chosen, run.folder, resume=True)  # the end is the same after a resume
-    assert again == run
+    assert again[:-1] == run[:-1]  # but for the share of the time
 
 
 def test_a_network_from_scratch_has_no_step_0(pictures: Path, tmp_path: Path) -> None:
     settings = {**SMALL, "data.root": str(pictures), "model.backbone": "conv4", "train.batch_classes": 2}
     run = bier.train(resolve("a-bier", "folder", settings), tmp_path / "run")
     assert run.untrained is None
-    assert [row["step"] for row in read_metrics(run.folder) if "validation" in row] == [4, 8]
+    assert [row["step"] for row in Run(run.folder).metrics() if "validation" in row] == [4, 8]
 
 
 def test_ties_go_to_the_later_step_and_count_for_patience() -> None:
@@ -92,7 +92,7 @@ def test_ties_go_to_the_later_step_and_count_for_patience() -> None:
         state.step = step
         state.record_validation(Scores(60.0 + step, value))
     assert (state.best_step, state.best_value, state.stale) == (6, 50.0, 2)
-    assert state.found() == {
+    assert state.summary() == {
         "validation": {"step": 6, "recall": 66.0, "map": 50.0},
         "untrained": {"recall": 60.0, "map": 40.0},
     }
@@ -118,7 +118,7 @@ def test_a_run_of_an_earlier_version_validates_as_it_did(features_file: Path, tm
     assert (old.train.validate_by, old.data.validation_classes) == ("recall", 0)
     run = bier.train(old, tmp_path / "run")
     assert (run.untrained, run.distractors) == (None, 0)
-    assert all("validation_map" not in row for row in read_metrics(run.folder))
+    assert all("validation_map" not in row for row in Run(run.folder).metrics())
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(8, 2), (41, 10), (79, 19), (80, 20), (150, 20), (300, 30), (3, 1)])
@@ -163,7 +163,7 @@ def test_distractors_are_bounded_and_never_of_a_query_s_class() -> None:
 
 def test_distractors_of_pictures(pictures: Path, tmp_path: Path) -> None:
     settings = {**SMALL, "data.root": str(pictures), "model.backbone": "conv4", "data.validation": 0.5}
-    setup = build(resolve("a-bier", "folder", settings), tmp_path / "run", lambda *_: None)
+    setup = build(resolve("a-bier", "folder", settings), Run(tmp_path / "run"), lambda *_: None)
     validation = setup.validation
     assert validation is not None
     assert (validation.count, validation.distractors, len(validation.inputs)) == (16, 16, 32)

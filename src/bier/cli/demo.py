@@ -15,7 +15,6 @@ from bier.cli.terminal import (
     console,
     counted_step,
     emit,
-    program_beside,
     progress_bar,
     say,
     step,
@@ -85,7 +84,6 @@ def demo(
     say("")
     say("Next:")
     say(f"  open the report      {shlex.quote(str(page))}")
-    say(f"  look at the curves   {program_beside('tensorboard')} --logdir {shlex.quote(str(out))}")
     say(f"  search in a browser  {command('serve', main)}")
     say(f"  train on your own    {command('train', '--data', 'folder', '--root', 'YOUR_PHOTOS', '--out', 'runs/mine')}")
     say(f"  then measure it      {command('evaluate', 'runs/mine')}")
@@ -93,13 +91,13 @@ def demo(
 
 def _report(run: Path, found: "Mapping[str, Assessment]") -> Path:
     from bier.evaluate.report import write_report
-    from bier.training.run_folder import read_metrics
+    from bier.runs import Run
 
     return write_report(
-        run / "report",
+        Run(run).report,
         found["a-bier"].result,
         measured=str(found["a-bier"].measured),
-        metrics=read_metrics(run),
+        metrics=Run(run).metrics(),
         images=found["a-bier"].images,
         title="A-BIER on glyphs",
         comparison={"baseline": found["baseline"].result},
@@ -108,12 +106,13 @@ def _report(run: Path, found: "Mapping[str, Assessment]") -> Path:
 
 def _train(bar: "Progress", config: "Config", run: Path) -> float | None:
     """Train, continue what an earlier demo left unfinished, or leave a finished run as it is."""
+    from bier.runs import Run
     from bier.training import train
-    from bier.training.run_folder import CONFIG, check_same_config
+    from bier.training.checkpoints import check_same_config
 
-    exists = (run / CONFIG).is_file()
-    if (run / "model" / "model.json").is_file() and exists:
-        check_same_config(run, config)
+    exists = Run(run).exists
+    if (Run(run).model() / "model.json").is_file() and exists:
+        check_same_config(Run(run), config)
         say(f"{run} is already trained; remove it to train it again.")
         return None
     watcher = ProgressObserver(bar, config, label=run.name)

@@ -310,13 +310,13 @@ def _write(
     reranked: Mapping[str, Any] | None = None,
 ) -> None:
     from bier.evaluate.report import write_report
-    from bier.training.run_folder import read_metrics
+    from bier.runs import Run
 
     page = write_report(
         folder,
         result,
         measured=str(measured),
-        metrics=read_metrics(run) if run is not None else (),
+        metrics=Run(run).metrics() if run is not None else (),
         images=done.images if done else None,
         gallery_images=done.gallery_images if done else None,
         title=title,

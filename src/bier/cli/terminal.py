@@ -260,12 +260,6 @@ def command(*arguments: object, processes: bool = False) -> str:
     return f"{_program(sys.argv[0])} {words}"
 
 
-def program_beside(name: str) -> str:
-    """Another program of the environment that `bier` runs in, as the reader can type it."""
-    started = Path(sys.argv[0])
-    return _program(str((started if started.name == "bier" else Path(sys.executable)).parent / name))
-
-
 def _program(path: str) -> str:
     """Its name where the shell finds it by that, else its path."""
     found = shutil.which(Path(path).name)

@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +51,9 @@ ConfigFile = Annotated[
 
 Steps = Annotated[
     int | None,
-    typer.Option("--steps", metavar="N", min=1, help="Train for this many steps, without a plan."),
+    typer.Option(
+        "--steps", metavar="N", min=1, help="Train for this many steps, without a plan; with --resume, up to this step."
+    ),
 ]
 Minutes = Annotated[
     float | None,
@@ -65,7 +67,7 @@ Minutes = Annotated[
 ]
 Log = Annotated[
     list[str] | None,
-    typer.Option("--log", metavar="NAME", help="Also log to mlflow or wandb; may be repeated."),
+    typer.Option("--log", metavar="NAME", help="Also log to tensorboard, mlflow or wandb; may be repeated."),
 ]
 
 DEFAULT_MINUTES = 30.0
@@ -80,6 +82,7 @@ NAMED = (
     "steps",
     "minutes",
 )  # options that stand for settings
+RESUMED = ("steps", "skip_broken")  # that may change when a run is resumed
 
 
 def train(
@@ -121,17 +124,20 @@ def train(
     """
     from bier.config import Config, parse_settings
     from bier.data import check_name
+    from bier.runs import Run
     from bier.training import resolve
 
     chosen = parse_settings(settings or [])
     if steps is not None:
         chosen["train.steps"] = steps
     if resume is not None:
-        _refuse(context, "--resume", ("out", "config", *NAMED))
-        resolved = Config.from_toml(resume / "config.toml").with_settings(chosen)
+        _refuse(context, "--resume", ("out", "config", *(name for name in NAMED if name not in RESUMED)))
+        if skip_broken:
+            chosen["data.skip_broken"] = True
+        resolved = Run(resume).config.with_settings(chosen)
     elif config is not None:
         _refuse(context, "--config", NAMED)
-        resolved = Config.from_toml(config, check=False).with_settings(chosen)
+        resolved = Config.from_toml(config).with_settings(chosen)
     else:
         check_root(data, root)
         named = {
@@ -149,17 +155,21 @@ def train(
         planned = resume is None and config is None and "train.steps" not in chosen
         begun = None if resume is not None else _begun_before(out, resolved)
         if begun is not None and planned:
-            resolved = Config.from_toml(begun / "config.toml").with_settings(chosen)
+            resolved = Run(begun).config.with_settings(chosen)
         elif planned:
             resolved, plan = _planned(resolved, out, minutes, chosen, watcher)
         from bier.training import train as run_training
+        from bier.training.loop import default_folder
         from bier.training.observers import CombinedObserver, logger
 
-        observer = None
-        if is_first_process():
-            observer = CombinedObserver(watcher, *(logger(name, resolved) for name in log or []))
         place = resume or begun
-        run = run_training(resolved, place or out, resume=place is not None, observer=observer)
+        folder = place or out or default_folder(resolved)
+        with ExitStack() as loggers:
+            observer = None
+            if is_first_process():
+                also = [loggers.enter_context(closing(logger(name, resolved, folder))) for name in log or []]
+                observer = CombinedObserver(watcher, *also)
+            run = run_training(resolved, folder, resume=place is not None, observer=observer)
     if is_first_process():
         _report(run, resolved, watcher.seconds, plan, json)
 
@@ -169,10 +179,12 @@ def _begun_before(out: Path | None, config: "Config") -> Path | None:
 
     `train` compares the settings of this command with those of the run.
     """
-    from bier.training.run_folder import begun_by_this_job, default_folder
+    from bier.runs import Run
+    from bier.training.checkpoints import begun_by_this_job
+    from bier.training.loop import default_folder
 
     run = out or default_folder(config)
-    if not begun_by_this_job(run):
+    if not begun_by_this_job(Run(run)):
         return None
     if is_first_process():
         say(f"Started again by torchrun: going on with {run} from its newest checkpoint.")
@@ -200,14 +212,16 @@ def _planned(
     """The config with the number of steps and the depth that fit into the time; as it is where nothing is planned."""
     import torch
 
+    from bier.runs import Run
+    from bier.training.checkpoints import check_new
+    from bier.training.loop import default_folder
     from bier.training.plan import can_plan, explained, plan_run
-    from bier.training.run_folder import check_new, default_folder
 
     automatic = can_plan(config) and not torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) == 1
     if minutes is None and not automatic:
         return config, None
     run = out or default_folder(config)
-    check_new(run)
+    check_new(Run(run))
     allowed = minutes or DEFAULT_MINUTES
     plan = plan_run(config, allowed, run, chosen, watcher.prepare, watcher.begun)
     for line in explained(plan, config, allowed):
@@ -217,6 +231,8 @@ def _planned(
 
 
 def _report(run: "TrainingResult", config: "Config", seconds: float, plan: "Plan | None", json: bool) -> None:
+    from bier.runs import Run
+
     if run.interrupted:
         again = command("train", "--resume", run.folder, processes=True)
         say(f"Stopped at step {run.step}; a checkpoint is saved. Go on with: {again}")
@@ -226,7 +242,7 @@ def _report(run: "TrainingResult", config: "Config", seconds: float, plan: "Plan
         emit(
             {
                 "run": str(run.folder),
-                "model": str(run.folder / "model"),
+                "model": str(Run(run.folder).model()),
                 "steps": run.step,
                 "best_step": run.best_step,
                 "best_validation": run.best_validation,
@@ -234,15 +250,16 @@ def _report(run: "TrainingResult", config: "Config", seconds: float, plan: "Plan
                 "untrained": run.untrained.named() if run.untrained else None,
                 "skipped": skipped,
                 "seconds": seconds,
+                "validation_share": run.validation_share,
                 "planned_seconds": plan.expected - plan.seconds["evaluation"] if plan else None,
             }
         )
         return
     say_skipped(skipped)
-    say(f"Trained {run.step} steps in {seconds:.0f} s.")
     for line in outcome(run, config):
         say(line)
-    say(f"Next: {command('evaluate', run.folder)}")
+    share = f", {run.validation_share:.0%} of it validation" if run.validation_share else ""
+    say(f"Trained {run.step} steps in {seconds:.0f} s{share}. Next: {command('evaluate', run.folder)}")
 
 
 def measured_by(config: "Config") -> str:
@@ -290,9 +307,7 @@ def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(
-                f"{option} takes all settings from its run; leave out --{name.replace('_', '-')}, or use --set."
-            )
+            raise ConfigError(f"{option} takes all settings from its run; leave out --{name.replace('_', '-')}.")
 
 
 class ProgressObserver:

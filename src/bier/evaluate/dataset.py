@@ -1,5 +1,6 @@
 """Evaluation of a trained model on a data set, by the protocol of the data set."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -218,8 +219,11 @@ def find_same(model: Model, dataset: Dataset, *, workers: int | None = None) -> 
     weight = max(1, -(-sum(map(len, rest)) // SAME_IMAGES))
     drawn = [part.select(np.sort(generator.permutation(len(part))[: len(part) // weight])) for part in rest]
 
+    broken: list[Broken] = []
+
     def embedded(part: Part) -> tuple[NDArray[np.float32], NDArray[np.str_]]:
-        part, _ = part.readable(workers=workers)
+        part, unreadable = part.readable(workers=workers)
+        broken.extend(unreadable)
         names = np.array(part.classes)[part.labels]
         return model.embed_raw(inputs_for(part, model.backbone, workers=workers)), names
 
@@ -228,6 +232,12 @@ def find_same(model: Model, dataset: Dataset, *, workers: int | None = None) -> 
     if found:
         others = Gallery(np.concatenate([z for z, _ in found]), np.concatenate([names for _, names in found]), weight)
     queries, labels = embedded(validation.select(chosen))
+    if broken:
+        warnings.warn(
+            f"The match threshold leaves out {len(broken)} image{'s' * (len(broken) > 1)} that cannot be read. "
+            f"The first: {broken[0].reason}",
+            stacklevel=2,
+        )
     return model_thresholds(queries, labels, others, model.groups, model.weighting, part="validation")
 
 

@@ -18,6 +18,7 @@ from bier.images import ImageDataset
 from bier.images.dataset import Item
 from bier.models.backbone import Backbone, resolve_precision
 from bier.models.embed import device_of, run_network
+from bier.runs import MAPS
 
 _VERSION = 1
 
@@ -219,7 +220,7 @@ def frozen_maps(
     settings: dict[str, Any] = {"crop": images.crop, "augment": images.augment, "views": views, "seed": seed}
 
     def folder(trunk: nn.Module) -> Path:
-        return home / f"trunk-{fingerprint_of(trunk, images, **settings)[:12]}"
+        return home / f"{MAPS}-{fingerprint_of(trunk, images, **settings)[:12]}"
 
     rows = views * len(images)
     trunk, rest = backbone.split(stage)

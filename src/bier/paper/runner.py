@@ -29,8 +29,8 @@ from bier.models.model import Model, load, pretrained
 from bier.paper.budgets import GOOGLENET, Budget, config_of, kind_of, snapshots_of
 from bier.paper.experiments import Experiment
 from bier.paper.results import Job, Result, Results, canonical, plan
+from bier.runs import Run
 from bier.training import Observer, train
-from bier.training.run_folder import CHECKPOINTS, CONFIG, MODEL
 
 BATCH = 64
 
@@ -233,7 +233,7 @@ class _Runner:
         """The result of a job. None where there is none, or where its network is needed and only the result is there,
         as with results that were copied from elsewhere."""
         result = self.results.of(job)
-        left = self.places.features(job).is_file() or (self.places.run(job) / MODEL).is_dir()
+        left = self.places.features(job).is_file() or Run(self.places.run(job)).model().is_dir()
         return result if left or job.name not in self.needed else None
 
     @contextmanager
@@ -276,7 +276,7 @@ class _Runner:
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             }
         )
-        shutil.rmtree(self.places.run(job) / CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(Run(self.places.run(job)).checkpoints, ignore_errors=True)
         return True
 
     def _untrained(self, job: Job, config: Config) -> dict[str, Any]:
@@ -288,14 +288,14 @@ class _Runner:
         if job.row.features_of is not None:
             self._write_features(job)
         folder = self.places.run(job)
-        resumed = (folder / CONFIG).is_file()
+        resumed = Run(folder).exists
         snapshots = snapshots_of(job.row, job.budget)
         done = train(config, folder, resume=resumed, observer=observer, snapshots=snapshots, same=False)
         if done.interrupted:
             return None
         measured = {**self._measure(job, config, folder), "resumed": resumed}
         if snapshots:
-            models = [(step, folder / f"{MODEL}-step-{step}") for step in snapshots]
+            models = [(step, Run(folder).model(step)) for step in snapshots]
             curve = [(step, self._measure(job, config, model)) for step, model in models]
             measured["curve"] = [self._point(job, config, *point) for point in [*curve, (done.step, measured)]]
         return measured
@@ -339,5 +339,5 @@ class _Runner:
         for row in experiment.rows:
             job = Job(row, budget, 0)
             model = self.places.run(job)
-            if (model / MODEL).is_dir() and row.data in self.datasets:
+            if Run(model).model().is_dir() and row.data in self.datasets:
                 draw_pictures(model, self.datasets[row.data], self.places.out / "pictures", job.name, self.places.cache)

@@ -20,12 +20,12 @@ from bier.errors import BierError, ConfigError, DataError, TrainingError
 from bier.evaluate.dataset import find_same
 from bier.images import Broken
 from bier.method import equations
-from bier.models.model import is_pretrained
-from bier.runs import Run
-from bier.training import run_folder
+from bier.models.model import Model, is_pretrained
+from bier.runs import Run, step_of
+from bier.training import checkpoints
+from bier.training.checkpoints import Checkpoint
 from bier.training.objective import FirstBroken, Objective, ObjectiveParts
 from bier.training.optimizer import WeightAverage, build_optimizer, learning_rate
-from bier.training.run_folder import Checkpoint
 from bier.training.setup import MetricBuilder, Scores, TrainingSetup, Validation, build, solve_start
 
 
@@ -36,10 +36,10 @@ class Observer(Protocol):
         """Called before training, while images are read or W is solved for."""
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """Called after each step, with the line of metrics.jsonl where the step wrote one."""
+        """Called after each step, with the row of metrics.jsonl where the step wrote one."""
 
 
-class Silent:
+class NullObserver:
     """An observer that ignores everything."""
 
     def prepare(self, what: str, done: int, total: int) -> None: ...
@@ -55,6 +55,7 @@ class TrainingResult(NamedTuple):
     best, untrained: all scores of that step and of the untrained backbone, where they were measured.
     queries, distractors: validation images, and training images that they were searched among besides.
     skipped: the images that `data.skip_broken` has left out.
+    validation_share: the share of the time of the steps that validation took.
     """
 
     folder: Path
@@ -67,6 +68,7 @@ class TrainingResult(NamedTuple):
     queries: int = 0
     distractors: int = 0
     skipped: tuple[Broken, ...] = ()
+    validation_share: float = 0.0
 
 
 TIE = 0.25  # points of MAP@R that a few validation classes cannot tell apart; see docs/training.md
@@ -100,15 +102,15 @@ class TrainerState:
         if better or tie:
             self.best_step, self.best = self.step, scores.named()
 
-    def found(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """What the model keeps about its validation."""
         if self.best_step is None:
             return {}
         best: Mapping[str, Any] = self.best or {"recall": self.best_value}
-        found: dict[str, Any] = {"validation": {"step": self.best_step, **best}}
-        return found | ({"untrained": self.untrained} if self.untrained else {})
+        measured: dict[str, Any] = {"validation": {"step": self.best_step, **best}}
+        return measured | ({"untrained": self.untrained} if self.untrained else {})
 
-    def run(self, folder: Path, interrupted: bool, validation: Validation | None) -> TrainingResult:
+    def result(self, folder: Path, interrupted: bool, validation: Validation | None) -> TrainingResult:
         best = Scores(self.best["recall"], self.best.get("map")) if self.best else None
         untrained = Scores(self.untrained["recall"], self.untrained.get("map")) if self.untrained else None
         value = best.recall if best else self.best_value
@@ -160,13 +162,16 @@ def train(
         >>> run.step, bier.load(run.folder).groups
         (2, (96, 160, 256))
     """
-    run = Path(out) if out is not None else run_folder.default_folder(config)
-    observer = observer or Silent()
+    run = Run(out if out is not None else default_folder(config))
+    observer = observer or NullObserver()
     _check_folder(run, config, resume)
     with distributed.process_group(), _only_process(run):
         _check_folder(run, config, resume)  # again: another process may have begun a run in it meanwhile
         _check_snapshots(run, config, snapshots)
+        distributed.barrier()  # no process writes before all have checked the folder
         setup = build(config, run, observer.prepare, metric)
+        if resume and distributed.rank() == 0:
+            checkpoints.change_settings(run, config)
         optimizer = build_optimizer(config, setup.objective)
         setup.objective.hold_rows(optimizer)
         average = WeightAverage(setup.objective, config.train.ema)
@@ -174,9 +179,10 @@ def train(
         interrupted = False
         fresh = state.step == 0
         # At step -1: a run that was killed before its first checkpoint measures the untrained backbone again.
-        metrics = run_folder.Metrics(run, resume_at=-1 if fresh else state.step, writes=distributed.rank() == 0)
+        metrics = checkpoints.Metrics(run, resume_at=-1 if fresh else state.step, writes=distributed.rank() == 0)
+        clock = _Clock()
         with closing(metrics), stop_requests() as stopping:
-            if fresh:
+            with clock.validating():
                 _measure_untrained(setup, state, metrics, observer)
             model = _in_parallel(setup.objective, config.train)
             batches = iter(setup.inputs.batches(setup.sampler))
@@ -184,17 +190,18 @@ def train(
             broken = FirstBroken()
 
             while not state.done(config.train) and not interrupted:
-                started = time.perf_counter()
-                inputs, numbers = next(batches)
+                with _losing_no_step(run, setup, optimizer, average, state, metrics):
+                    inputs, numbers = next(batches)
                 state.step += 1
                 row = _step(setup, model, optimizer, inputs, setup.labels[numbers], state.step, run, broken)
                 average.update()
                 if setup.validation and _due(state.step, config.train.validate_every, config.train):
                     _check_finite(broken, run)
-                    row = {"step": state.step, **row, **_validate(setup.validation, setup.objective, average, state)}
+                    with clock.validating(), _losing_no_step(run, setup, optimizer, average, state, metrics):
+                        measured = _validate(setup.validation, setup.objective, average, state)
+                    row = {"step": state.step, **row, **measured}
                 if row:
-                    seconds = time.perf_counter() - started
-                    metrics.write(row, {"images_per_second": setup.sampler.batch_size / seconds})
+                    metrics.write(row)
                 observer.step(state.step, config.train.steps, row)
 
                 ending = state.done(config.train)
@@ -211,59 +218,89 @@ def train(
 
         if not interrupted and distributed.rank() == 0:
             _save_best(run, setup, average, state, same)
-        return state.run(run, interrupted, setup.validation)._replace(
-            skipped=tuple({image.path: image for image in setup.dataset.broken}.values())
+            checkpoints.remove_maps(run)
+        result = state.result(run.path, interrupted, setup.validation)
+        return result._replace(
+            skipped=tuple({image.path: image for image in setup.dataset.broken}.values()), validation_share=clock.share
         )
 
 
-def _check_folder(run: Path, config: Config, resume: bool) -> None:
+class _Clock:
+    """The share of the time of the steps that validation takes."""
+
+    def __init__(self) -> None:
+        self.started, self.seconds = time.perf_counter(), 0.0
+
+    @contextmanager
+    def validating(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    @property
+    def share(self) -> float:
+        return self.seconds / max(time.perf_counter() - self.started, 1e-9)
+
+
+def _check_folder(run: Run, config: Config, resume: bool) -> None:
     if not resume:
-        run_folder.check_new(run)
+        checkpoints.check_new(run)
         return
-    if not (run / run_folder.CONFIG).exists():
-        raise ConfigError(f"There is no run to resume at {run}: it has no {run_folder.CONFIG}.")
-    run_folder.check_same_config(run, config)
+    if not run.exists:
+        raise ConfigError(f"There is no run to resume at {run}: it has no {run.config_file.name}.")
+    checkpoints.check_same_config(run, config)
+    if config.train.steps < run.step:
+        raise ConfigError(
+            f"The run {run} has reached step {run.step}; 'train.steps' must be at least that. "
+            f"Got {config.train.steps} instead."
+        )
 
 
-def _only_process(run: Path) -> AbstractContextManager[None]:
+def default_folder(config: Config) -> Path:
+    return Path("runs") / f"{config.data.name}-{config.method}-{config.seed}"
+
+
+def _only_process(run: Run) -> AbstractContextManager[None]:
     """The lock of the run folder, held by the first of several processes."""
-    return files.locked(run, "training in") if distributed.rank() == 0 else nullcontext()
+    return files.locked(run.path, "training in") if distributed.rank() == 0 else nullcontext()
 
 
-def _check_snapshots(run: Path, config: Config, snapshots: Collection[int]) -> None:
-    newest = run_folder.newest(run / run_folder.CHECKPOINTS)
-    reached = run_folder.step_of(newest) if newest else 0
+def _check_snapshots(run: Run, config: Config, snapshots: Collection[int]) -> None:
     for step in sorted(snapshots):
         if not 1 <= step <= config.train.steps:
             raise ConfigError(
                 f"The 'snapshots' parameter must hold steps from 1 to {config.train.steps}. Got {step} instead."
             )
-        if step <= reached and not run_folder.model_folder(run, step).is_dir():
+        if step <= run.step and not run.model(step).is_dir():
             raise ConfigError(
-                f"The run {run} has reached step {reached} without a snapshot of step {step}. Name it from the start."
+                f"The run {run} has reached step {run.step} without a snapshot of step {step}. Name it from the start."
             )
 
 
 def _start_or_restore(
-    run: Path, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage, observer: Observer
+    run: Run, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage, observer: Observer
 ) -> TrainerState:
     """Start a new run, or restore the newest checkpoint of an existing one."""
-    distributed.barrier()  # no process writes before all have checked the folder
-    newest = run_folder.newest(run / run_folder.CHECKPOINTS)
+    newest = run.newest()
     if newest is None:
         if distributed.rank() == 0:
-            Run(run).write_images(record(setup.everything, setup.config.data.root))
-            run_folder.write_config(run, setup.config, setup.dataset.split)
+            if not run.exists:
+                checkpoints.begin(run)
+                with checkpoints.writing(run.data_file, run):
+                    run.write_images(record(setup.everything, setup.config.data.root))
+                checkpoints.write_config(run, setup.config, setup.dataset.split)
             solve_start(setup, observer.prepare)
         torch.manual_seed(setup.config.seed + distributed.rank())
         return TrainerState()
-    saved = run_folder.read_checkpoint(newest)
+    saved = checkpoints.read_checkpoint(newest)
     try:
-        return _restored(saved, run_folder.step_of(newest), setup, optimizer, average)
+        return _restored(saved, step_of(newest), setup, optimizer, average)
     except BierError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
-        raise run_folder.damaged_checkpoint(newest, error) from error
+        raise checkpoints.damaged_checkpoint(newest, error) from error
 
 
 def _restored(
@@ -271,7 +308,7 @@ def _restored(
 ) -> TrainerState:
     setup.objective.load_state_dict(saved.objective)
     average.load_state_dict(saved.average)
-    run_folder.load_optimizer(optimizer, saved.optimizer)
+    optimizer.load_state_dict(dict(saved.optimizer))
     # The images were compared with the record of the run, and what differs was said.
     setup.sampler.load_state_dict({**saved.sampler, "labels": setup.sampler.state_dict()["labels"]})
     state = TrainerState(**saved.trainer)
@@ -283,7 +320,7 @@ def _restored(
         return state
     # A copy of each row, because torch reads a row of a matrix from the start of the matrix.
     random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
-    run_folder.set_random_state(setup.device, random)
+    checkpoints.set_random_state(setup.device, random)
     return state
 
 
@@ -300,11 +337,11 @@ def _warn_of_processes(before: int, step: int) -> None:
 
 
 def _measure_untrained(
-    setup: TrainingSetup, state: TrainerState, metrics: run_folder.Metrics, observer: Observer
+    setup: TrainingSetup, state: TrainerState, metrics: checkpoints.Metrics, observer: Observer
 ) -> None:
     """Step 0: the plain features of the pretrained backbone, which training has to beat."""
     validation = setup.validation
-    if validation is None or not validation.by_map or not is_pretrained(setup.config.model):
+    if state.step or validation is None or not validation.by_map or not is_pretrained(setup.config.model):
         return
     observer.prepare("validation of the untrained backbone", 0, 1)
     scores = distributed.from_first(lambda: validation.measure_untrained(setup.objective))
@@ -330,7 +367,7 @@ def _step(
     inputs: Tensor,
     labels: Tensor,
     step: int,
-    run: Path,
+    run: Run,
     broken: FirstBroken,
 ) -> dict[str, Any]:
     """One training step. Returns its line of metrics.jsonl, empty at steps that are not logged.
@@ -364,7 +401,7 @@ def _step(
     return row
 
 
-def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Path) -> ObjectiveParts:
+def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, run: Run) -> ObjectiveParts:
     """The loss of a batch, or an error that names the step and the last checkpoint."""
     try:
         parts: ObjectiveParts = model(inputs, labels)
@@ -373,14 +410,14 @@ def _forward(model: torch.nn.Module, inputs: Tensor, labels: Tensor, step: int, 
     return parts
 
 
-def _check_finite(broken: FirstBroken, run: Path) -> None:
+def _check_finite(broken: FirstBroken, run: Run) -> None:
     """An error that names the first value that was not finite, its step and the last checkpoint."""
     if first := broken.ask():
         raise _broken(*first, run)
 
 
-def _broken(step: int, what: str, run: Path) -> TrainingError:
-    good = run_folder.newest(run / run_folder.CHECKPOINTS)
+def _broken(step: int, what: str, run: Run) -> TrainingError:
+    good = run.newest()
     advice = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
     return TrainingError(f"Step {step}: {what} Try a lower train.learning_rate; {advice}.")
 
@@ -442,25 +479,25 @@ def _due(step: int, every: int, settings: TrainConfig) -> bool:
     return step % every == 0 or step == settings.steps
 
 
-def _save_snapshot(run: Path, setup: TrainingSetup, average: WeightAverage, step: int) -> None:
-    if distributed.rank() == 0 and not run_folder.model_folder(run, step).is_dir():
+def _save_snapshot(run: Run, setup: TrainingSetup, average: WeightAverage, step: int) -> None:
+    if distributed.rank() == 0 and not run.model(step).is_dir():
         with average.applied():
             weights = setup.objective.state_dict()
             if name := next((name for name, value in weights.items() if not torch.isfinite(value).all()), None):
                 raise _broken(step, f"weights/{name} contains NaN or infinite values.", run)
-            run_folder.save_model(run, setup.model(), setup.objective.metric, step)
+            checkpoints.save_model(run, setup.model(), setup.objective.metric, step)
 
 
 def _save(
-    run: Path,
+    run: Run,
     setup: TrainingSetup,
     optimizer: torch.optim.Optimizer,
     average: WeightAverage,
     state: TrainerState,
-    metrics: run_folder.Metrics,
+    metrics: checkpoints.Metrics,
 ) -> None:
     """Flush the metrics, write a checkpoint and remove old ones."""
-    generators = run_folder.random_state(setup.device)
+    generators = checkpoints.random_state(setup.device)
     random = {kind: distributed.gather(row[None]) for kind, row in generators.items()}  # a row for each process
     if distributed.rank() != 0:
         return
@@ -470,23 +507,56 @@ def _save(
     if broken := checkpoint.not_finite():  # a loss may be finite and its gradient not
         raise _broken(state.step, f"{broken} contains NaN or infinite values.", run)
     metrics.flush()
-    folder = run / run_folder.CHECKPOINTS
-    run_folder.write_checkpoint(folder, state.step, checkpoint)
-    run_folder.prune(folder, setup.config.train.keep_checkpoints, state.best_step)
+    checkpoints.write_checkpoint(run, state.step, checkpoint)
+    checkpoints.prune(run, setup.config.train.keep_checkpoints, state.best_step)
 
 
-def _save_best(run: Path, setup: TrainingSetup, average: WeightAverage, state: TrainerState, same: bool) -> None:
-    """The model of the best step, or of the last one where nothing was validated."""
-    best = run / run_folder.CHECKPOINTS / f"{run_folder.STEP}{state.best_step}"
-    if best.is_dir():
-        saved = run_folder.read_checkpoint(best)
+@contextmanager
+def _losing_no_step(
+    run: Run,
+    setup: TrainingSetup,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage,
+    state: TrainerState,
+    metrics: checkpoints.Metrics,
+) -> Iterator[None]:
+    """A checkpoint and a model where an image that cannot be read ends the run."""
+    try:
+        yield
+    except DataError:
+        if distributed.world() == 1 and state.step > 0:  # other processes would know of no error
+            _save(run, setup, optimizer, average, state, metrics)
+            _save_best(run, setup, average, state, same=False)
+            warnings.warn(
+                f"The model of step {state.step} is in {run.model()}. Go on with --resume {run} when the image is "
+                "repaired or deleted, or with --skip-broken as well.",
+                stacklevel=2,
+            )
+        raise
+
+
+def _save_best(run: Run, setup: TrainingSetup, average: WeightAverage, state: TrainerState, same: bool) -> None:
+    """The model of the best step, or of the last one where nothing was validated; then what needs the images again."""
+    if state.best_step is not None and (best := run.checkpoint(state.best_step)).is_dir():
+        saved = checkpoints.read_checkpoint(best)
         setup.objective.load_state_dict(saved.objective)
         average.load_state_dict(saved.average)
     average.keep()
-    model = setup.untrained_model(state.found()) if state.best_step == 0 else setup.model(state.found())
+    summary = state.summary()
+    model = setup.untrained_model(summary) if state.best_step == 0 else setup.model(summary)
+    checkpoints.save_model(run, model, setup.objective.metric)
     if same:
-        model.metadata["same"] = find_same(model, setup.dataset)
-    run_folder.save_model(run, model, setup.objective.metric)
+        model.metadata["same"] = _match_threshold(model, setup)
+        checkpoints.save_model(run, model, setup.objective.metric)
+
+
+def _match_threshold(model: Model, setup: TrainingSetup) -> dict[str, Any] | None:
+    """The similarity from which two images are called the same; without it a model is as good for searching."""
+    try:
+        return find_same(model, setup.dataset)
+    except DataError as error:
+        warnings.warn(f"The model has no match threshold. {error}", stacklevel=2)
+        return None
 
 
 SAME_REQUEST = 1.0  # seconds; torchrun forwards a Ctrl-C that its processes have also received from the terminal

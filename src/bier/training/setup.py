@@ -35,6 +35,7 @@ from bier.models.maps import frozen_maps
 from bier.models.model import Model, starting_point
 from bier.runs import Run
 from bier.system import reuse_memory
+from bier.training.checkpoints import begin
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 VALIDATION_BATCH = 128
@@ -186,11 +187,11 @@ def without_broken(dataset: Dataset, config: Config, progress: Preparing) -> Dat
     )
 
 
-def build(config: Config, run: Path, progress: Preparing, metric: MetricBuilder | None = None) -> TrainingSetup:
+def build(config: Config, run: Run, progress: Preparing, metric: MetricBuilder | None = None) -> TrainingSetup:
     """Check, read and build everything, in the order in which it can fail."""
     reuse_memory()
     torch.manual_seed(config.seed)
-    everything = _as_begun(load_data(config), Run(run), config)
+    everything = _as_begun(load_data(config), run, config)
     dataset = without_broken(everything, config, progress)
     part = dataset["train"]
     backbone = backbone_for(config, part).to(system.device())
@@ -284,7 +285,7 @@ def network_and_inputs(
     config: Config,
     backbone: Backbone,
     part: Part,
-    run: Path,
+    run: Run,
     progress: Preparing,
     training: bool = True,
 ) -> tuple[nn.Module, Inputs]:
@@ -303,13 +304,15 @@ def network_and_inputs(
     )
     if not settings.trunk_views or isinstance(images, FeatureRows):
         return backbone, images
+    if not data.cache:
+        begin(run)
     # Under torchrun every process comes here at once: the lock of the cache lets one compute while the others wait.
     # A barrier would give up after its timeout, and the maps of a large data set take longer.
     return frozen_maps(
         backbone,
         backbone.stages[-1] if stage == EMBEDDING_ONLY else stage,
         images,
-        Path(data.cache) if data.cache else run,
+        Path(data.cache) if data.cache else run.path,
         views=settings.trunk_views if training else 1,
         seed=config.seed if training else 0,
         precision=config.train.precision,
@@ -328,7 +331,7 @@ def _drawn_start(config: Config) -> Start:
 
 
 def _validation(
-    config: Config, dataset: Dataset, backbone: Backbone, run: Path, progress: Preparing
+    config: Config, dataset: Dataset, backbone: Backbone, run: Run, progress: Preparing
 ) -> Validation | None:
     if "validation" not in dataset.parts:
         return None
