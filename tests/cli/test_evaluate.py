@@ -144,6 +144,19 @@ def test_a_report_is_written(cli: Cli, runs: Path, tmp_path: Path) -> None:
     assert (tmp_path / "here" / "index.html").is_file()
 
 
+def test_it_ends_with_a_verdict_and_the_report(cli: Cli, runs: Path) -> None:
+    code, _, said = cli("evaluate", runs / "a-bier")
+    assert code == 0
+    *_, sentences, report = said.splitlines()
+    assert report == f"Report: {runs / 'a-bier' / 'report' / 'index.html'}"
+    assert sentences.startswith("Measured on 72 images of 6 classes that were not trained on. For ")
+    assert " than before training. The two classes that it confuses most: " in sentences
+    assert sentences in (runs / "a-bier" / "report" / "index.html").read_text()
+    result = json.loads(cli("evaluate", runs / "a-bier", "--json", "--part", "train")[1])
+    assert "not trained on" not in result["verdict"][0]
+    assert f"For {result['recall']['ensemble']['1']:.1f}% of them the right class comes first" in result["verdict"][1]
+
+
 def test_runs_are_compared(cli: Cli, runs: Path) -> None:
     code, out, said = cli("evaluate", runs / "baseline", runs / "a-bier", "--json")
     assert code == 0, said

@@ -147,13 +147,15 @@ def _measure_file(file: Path, rerank: Sequence[str], report: Path | None) -> dic
     with progress_bar() as bar, step(bar, f"measuring {file}"):
         from bier.data.records import ALL
         from bier.evaluate.dataset import Measured
+        from bier.evaluate.report.verdict import verdict
 
         result = _from_file(file)
         measured = Measured(str(file), ALL, len(result.test.classes.unique()), result.queries)
         reranked = _reranked(result, rerank) if rerank else {}
+        sentences, page = verdict(result), {}
         if report is not None:
-            _write(report, result, measured, str(file), reranked=reranked)
-    return {**result.to_dict(), "measured": measured.to_dict(), **reranked}
+            page = {"report": str(_write(report, result, measured, str(file), reranked=reranked, sentences=sentences))}
+    return {**result.to_dict(), "measured": measured.to_dict(), **reranked, "verdict": sentences, **page}
 
 
 def _measure(
@@ -174,6 +176,7 @@ def _measure(
         from bier.data.records import ALL
         from bier.distributed import rank
         from bier.evaluate.dataset import NEW, as_trained, assess, assess_classifier, data_settings
+        from bier.evaluate.report.verdict import verdict
         from bier.models.model import load
 
         model = load(run)
@@ -198,22 +201,27 @@ def _measure(
             done = assess(model, dataset, **options, progress=progress)
             if part is None and changes and changes.new_images is not None and len(changes.new_images) > 1:
                 new = assess(model, dataset, part=NEW, cache=cache, progress=progress)
-                done = replace(done, new=replace(new, classes=changes.new_classes))
+                done = replace(done, new=new)
         done = replace(done, gone=changes.gone_classes if changes else ())
         if with_untrained and isinstance(run, Path):
             done = replace(done, untrained=_untrained(bar, run, dataset, options))
         done = replace(done, measured=replace(done.measured, root=str(root or "")))
-        if isinstance(run, Path) and rank() == 0 and (part is None or part == "test" or not own):
+        unseen = isinstance(run, Path) and own and part in (None, "test")
+        if isinstance(run, Path) and rank() == 0 and (unseen or not own):
             done = _keep_tested(run, done)
         reranked: dict[str, Any] = {}
         if rerank:
             with counted_step(bar, "re-ranking") as progress:
                 reranked = _reranked(done.result, rerank, progress)
+        untrained = done.untrained.result if done.untrained else None
+        sentences = verdict(done.result, done.classes, unseen=unseen, untrained=untrained)
+        page = {}
         if report is not None and rank() == 0:
             with step(bar, "writing the report"):
                 folder = run if isinstance(run, Path) else None
-                _write(report, done.result, done.measured, str(run), folder, done, reranked)
-    return {**done.to_dict(), **reranked}
+                written = _write(report, done.result, done.measured, str(run), folder, done, reranked, sentences)
+                page = {"report": str(written)}
+    return {**done.to_dict(), **reranked, "verdict": sentences, **page}
 
 
 def _say_changes(changes: "Changes") -> None:
@@ -308,11 +316,12 @@ def _write(
     run: Path | None = None,
     done: "Assessment | None" = None,
     reranked: Mapping[str, Any] | None = None,
-) -> None:
+    sentences: Sequence[str] = (),
+) -> Path:
     from bier.evaluate.report import write_report
     from bier.runs import Run
 
-    page = write_report(
+    return write_report(
         folder,
         result,
         measured=str(measured),
@@ -323,13 +332,14 @@ def _write(
         comparison={"untrained backbone": done.untrained.result} if done and done.untrained else None,
         kept=done.kept if done else None,
         reranked=(reranked or {}).get("rerank"),
+        verdict=sentences,
     )
-    say(f"Report: {shlex.quote(str(page))}")
 
 
 def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
     if as_json:
         emit(next(iter(found.values())) if len(found) == 1 else {"runs": dict(found)})
+        _say_verdicts(found)
         return
     if len(found) == 1:
         name, row = next(iter(found.items()))
@@ -347,6 +357,16 @@ def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
         say_skipped(row.get("skipped", ()))
         if "rerank" in row:
             console.print(rerank_table(name, row["rerank"]))
+    _say_verdicts(found)
+
+
+def _say_verdicts(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """The last words, after the tables: what the numbers say, and where the report is."""
+    for name, row in found.items():
+        if row.get("verdict"):
+            say(" ".join([*([f"{name}:"] if len(found) > 1 else []), *row["verdict"]]))
+        if "report" in row:
+            say(f"Report: {shlex.quote(row['report'])}")
 
 
 def _percent(value: float) -> str:

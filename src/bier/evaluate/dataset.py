@@ -194,8 +194,15 @@ def assess(
         threshold=threshold,
     )
     measured = Measured(dataset.name, name, len(np.unique(labels)), len(labels))
+    part_names = dataset[part or ("test" if gallery is None else "query")].classes
     return Assessment(
-        result, measured, test.image, None if gallery is None else gallery.image, list(dataset.broken), kept
+        result,
+        measured,
+        test.image,
+        None if gallery is None else gallery.image,
+        list(dataset.broken),
+        kept,
+        classes=tuple(part_names[label] for label in np.unique(labels)),
     )
 
 

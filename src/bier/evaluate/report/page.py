@@ -1,6 +1,6 @@
 """The page of a report: its tables and the files of its figures, which open without a server or a network."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,13 +73,15 @@ def write_report(
     comparison: Mapping[str, EnsembleResult] | None = None,
     kept: Mapping[str, Any] | None = None,
     reranked: Mapping[str, Any] | None = None,
+    verdict: Sequence[str] = (),
 ) -> Path:
     """Write `folder`/index.html and its PNG files, and return the path of the page.
 
     `measured` says what was measured: data set, part, images, classes. `metrics` are the rows of `metrics.jsonl`.
     `images` gives a query's picture by its row (`gallery_images` those of the gallery, by default the same).
     `comparison` names other results to set beside this one. `kept` is what the model keeps about its threshold,
-    `reranked` what `bier evaluate --json` says about re-ranking. What is not given is left out. An earlier
+    `reranked` what `bier evaluate --json` says about re-ranking, `verdict` the sentences at the top. What is not
+    given is left out. An earlier
     report in the folder is replaced, anything else is not, see `own_folder`.
     """
     folder = Path(folder)
@@ -100,6 +102,7 @@ def write_report(
             training=_training(aside, metrics),
             same_rows=_same_rows(result, kept),
             reranked=reranked,
+            verdict=verdict,
         )
         (aside / PAGE).write_text(html, encoding="utf-8")
     return folder / PAGE
