@@ -71,6 +71,8 @@ def stamp_of(place: Path | str, digest: bool = False) -> str:
 def _url_stamp(url: str) -> str:
     import fsspec
 
+    if "::" in url:  # a chain may lead to a file without end, which is refused where it is read
+        return ""
     try:
         system, path = fsspec.core.url_to_fs(url)
         return f"url {system.ukey(path)}"
