@@ -5,9 +5,12 @@ Nothing here imports torch before a device is asked for: the processes that deco
 """
 
 import ctypes
+import logging
 import mmap
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -27,17 +30,42 @@ _asked = "auto"
 def use_device(name: str) -> "torch.device":
     """Compute on this device for the rest of the process, wherever no other is named."""
     global _asked
-    chosen = device(name)
+    _device(name)  # an error where there is none
     _asked = name
+    return device()
+
+
+@contextmanager
+def computing_on(name: str | None) -> Iterator[None]:
+    """The same for a while; None changes nothing."""
+    global _asked
+    before = _asked
+    if name is not None:
+        use_device(name)
+    try:
+        yield
+    finally:
+        _asked = before
+
+
+def device(name: "str | torch.device | None" = None) -> "torch.device":
+    """`auto` is the accelerator of the machine (under torchrun that of this process), else the CPU. Any other name is
+    torch's, such as `cpu`, `cuda:1`, `mps` or `xpu`. By default what `use_device` was told, at first `auto`."""
+    chosen = _device(str(name or _asked))
+    if chosen.type != "cpu" or _asked != "auto":
+        _announce(chosen)
     return chosen
 
 
-def device(name: str | None = None) -> "torch.device":
-    """`auto` is the accelerator of the machine (under torchrun that of this process), else the CPU. Any other name is
-    torch's, such as `cpu`, `cuda:1`, `mps` or `xpu`. By default what `use_device` was told, at first `auto`."""
+@cache
+def _announce(device: "torch.device") -> None:
+    """Once: where a command computes, if that is not what every machine has."""
+    logging.getLogger("bier").info("computing on %s", describe(device))
+
+
+def _device(name: str) -> "torch.device":
     import torch
 
-    name = name or _asked
     there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "cpu" or (name == "auto" and there is None):
         return torch.device("cpu")
@@ -61,6 +89,22 @@ def describe(device: "torch.device") -> str:
 
     name = getattr(torch.get_device_module(device), "get_device_name", None)
     return f"{device} ({name(device)})" if name is not None else str(device)
+
+
+def random_state(device: "torch.device") -> "torch.Tensor":
+    """The state of the generator of an accelerator; dropout there draws from it."""
+    import torch
+
+    get = torch.get_device_module(device).get_rng_state
+    state: torch.Tensor = get() if device.type == "mps" else get(device)  # of which there is one
+    return state
+
+
+def set_random_state(device: "torch.device", state: "torch.Tensor") -> None:
+    import torch
+
+    put = torch.get_device_module(device).set_rng_state
+    put(state) if device.type == "mps" else put(state, device)
 
 
 def has_fused_optimizers(device: "torch.device") -> bool:

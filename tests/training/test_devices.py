@@ -11,7 +11,8 @@ import torch
 from torch import distributed as dist
 
 import bier
-from bier import distributed, system
+from bier import cli, distributed, system
+from bier.config import Config
 from bier.errors import ConfigError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
@@ -29,6 +30,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     monkeypatch.setattr(system, "_asked", "auto")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("RANK", "1")
@@ -97,6 +99,68 @@ def test_a_process_group_uses_the_gpu_of_its_process(monkeypatch: pytest.MonkeyP
     with distributed.process_group():
         assert calls == [SECOND, "cpu:gloo,cuda:nccl"]
     assert calls[-1] == "left"
+
+
+def test_a_run_names_its_device_and_says_when_it_goes_on_with_another(features_file: Path, tmp_path: Path) -> None:
+    settings = {"data.root": str(features_file), "model.embedding": 12, "train.steps": 2, "train.batch_classes": 3}
+    config = resolve("baseline", "features", settings)
+    run = bier.train(config, tmp_path / "run", device="cpu", same=False).folder
+    text = (run / "config.toml").read_text()
+    assert 'device = "cpu"' in text
+    moved = Config.from_toml(run / "config.toml").to_toml({"made_by": {"device": "cuda:0"}})
+    (run / "config.toml").write_text(moved)  # as if the run had begun on a GPU
+    with pytest.warns(UserWarning, match="The run began on cuda:0 and goes on with cpu"):
+        bier.train(config, run, resume=True, same=False)
+    with pytest.raises(ConfigError, match="The device must be one of auto, cpu"):
+        bier.train(config, tmp_path / "other", device="mps")
+    assert not (tmp_path / "other").exists()
+    assert system.device("auto") == system.device()  # the choice of one run is not that of the next
+
+
+def test_the_command_line_names_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """It is the first line of a command that computes, where a device was asked for; a wrong one is refused."""
+    monkeypatch.setattr(system, "_asked", "auto")
+    system._announce.cache_clear()
+
+    def bier_command(*arguments: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(sys, "argv", ["bier", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
+
+    code, lines = bier_command("search", str(tmp_path / "no-index"), "a.jpg", "--device", "mps")
+    assert (code, len(lines)) == (2, 1)
+    assert "must be one of auto, cpu" in lines[0]
+    code, lines = bier_command("search", str(tmp_path / "no-index"), "a.jpg", "--device", "cpu")
+    assert (code, lines[0]) == (2, "bier: computing on cpu")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has"),
+            "Memory ran out: CUDA",
+        ),
+        (NotImplementedError("The operator 'aten::_fft_r2c' is not currently implemented"), "no aten::_fft_r2c. Comp"),
+    ],
+)
+def test_what_only_a_device_raises_is_one_line(
+    error: Exception, line: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The errors are torch's own; only a device would raise them, so here the command does."""
+
+    def run(**_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "app", run)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert line in lines[0]
 
 
 def test_a_resumed_run_restores_the_generator_of_its_gpu(

@@ -9,8 +9,10 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn
+from functools import wraps
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -19,12 +21,14 @@ from typer.exceptions import TyperException
 from bier.cli import backbones, data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
 from bier.cli.terminal import command, is_first_process, say
 from bier.errors import BierError, ConfigError
+from bier.system import use_device
 
 # Messages of torch, C++ and the system where memory runs out; there is no exception type for it.
 NO_MEMORY = (
     *("allocate memory", "out of memory", "not enough memory", "bad_alloc"),
     *("can't start new thread", "failed to map segment", "could not create a primitive"),
 )
+MISSING_OPERATOR = re.compile(r"aten::\w+")
 LONGEST = 2_000  # characters of a message, as a path of thousands would make it
 
 
@@ -67,7 +71,33 @@ app.command()(backbones.backbones)
 app.command()(export.export)
 app.add_typer(data.app, name="data", cls=_Group)
 app.add_typer(paper.app, name="paper", cls=_Group)
+COMPUTE = {"demo", "train", "evaluate", "embed", "index", "search", "serve", "backbones", "audit", "run"}
+DEVICE = typer.Option(
+    "--device",
+    metavar="NAME",
+    help="Compute on this device: cpu, cuda:1, mps, ...; auto takes the accelerator.",
+)
+
+
+def _on_device(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with one more option, `--device`."""
+
+    @wraps(run)
+    def on_device(*arguments: Any, device: str, **options: Any) -> Any:
+        if device != "auto":
+            use_device(device)
+        return run(*arguments, **options)
+
+    kind, signature = Annotated[str, DEVICE], inspect.signature(run)
+    option = inspect.Parameter("device", inspect.Parameter.KEYWORD_ONLY, default="auto", annotation=kind)
+    on_device.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    on_device.__annotations__ = {**run.__annotations__, "device": kind}
+    return on_device
+
+
 for _one in (*app.registered_commands, *data.app.registered_commands, *paper.app.registered_commands):
+    if _one.callback is not None and _one.callback.__name__ in COMPUTE:
+        _one.callback = _on_device(_one.callback)
     # Typer keeps the line breaks of a docstring, and breaks its lines once more where the terminal is narrower.
     _one.cls = _Command
     _one.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.getdoc(_one.callback) or "")
@@ -82,6 +112,7 @@ class _Notes(logging.Handler):
 
 
 logging.getLogger("bier").handlers[:] = [_Notes()]
+logging.getLogger("bier").setLevel(logging.INFO)
 
 
 def main() -> NoReturn:
@@ -103,9 +134,14 @@ def main() -> NoReturn:
     except RecursionError:
         _end("What was given is nested too deeply to be read.", 2)
     except BaseException as error:
+        if operator := MISSING_OPERATOR.search(str(error)) if isinstance(error, NotImplementedError) else None:
+            _end(f"The device has no {operator[0]}. Compute on the CPU: --device cpu.", 2)
         if not _lacks_memory(error):
             raise
-        _end(f"Memory ran out: {str(error) or 'the command needs more than this machine has'}.", 2)
+        # torch's own exception for an accelerator derives from RuntimeError; its message goes on for a page.
+        reason = str(error).split(". ")[0] or "the command needs more than this machine has"
+        smaller = "; try a smaller batch: train.batch_images=4 or --batch-size 16" * ("out of memory" in reason)
+        _end(f"Memory ran out: {reason}{smaller}.", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 

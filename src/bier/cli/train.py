@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bier import system
 from bier.cli.terminal import (
     Cache,
     Data,
@@ -210,14 +211,12 @@ def _planned(
     config: "Config", out: Path | None, minutes: float | None, chosen: Mapping[str, Any], watcher: "ProgressObserver"
 ) -> "tuple[Config, Plan | None]":
     """The config with the number of steps and the depth that fit into the time; as it is where nothing is planned."""
-    import torch
-
     from bier.runs import Run
     from bier.training.checkpoints import check_new
     from bier.training.loop import default_folder
     from bier.training.plan import can_plan, explained, plan_run
 
-    automatic = can_plan(config) and not torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) == 1
+    automatic = can_plan(config) and system.device().type == "cpu" and int(os.environ.get("WORLD_SIZE", "1")) == 1
     if minutes is None and not automatic:
         return config, None
     run = out or default_folder(config)

@@ -10,6 +10,7 @@ import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from bier import system
 from bier.errors import ModelError
 from bier.models.backbone import Backbone, autocast
 from bier.models.backbones import FROM_SCRATCH, LITE, build_backbone
@@ -141,7 +142,7 @@ def images_per_second(
 
     Weights are random, which takes the same time, and precision is `auto`. Decoding and the losses are not included.
     """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or system.device()
     backbone = build_backbone(name, pretrained=False, resolution=resolution).to(device)
     side = backbone.crop
     pixels = torch.randint(0, 256, (TIMED_BATCH, 3, side, side), dtype=torch.uint8, device=device)
@@ -165,12 +166,12 @@ def images_per_second(
 def _rate(work: Callable[[], None], seconds: float, device: torch.device) -> float:
     """Images per second over so many seconds, at least one pass, after a first one that asks for memory."""
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     passes, began = 0, time.perf_counter()
     while passes == 0 or time.perf_counter() - began < seconds:
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         passes += 1
     return TIMED_BATCH * passes / (time.perf_counter() - began)

@@ -422,7 +422,7 @@ def load(
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ModelError(f"The model {str(path)!r} cannot be used: {type(error).__name__}: {reason[:300]}") from error
-    return model.eval().to(device or system.device())
+    return model.eval().to(system.device(device))
 
 
 def _check_sizes(known: Description, weights: Mapping[str, Tensor]) -> None:
@@ -509,7 +509,7 @@ def pretrained(
     """
     file = Path(weights) if weights is not None else None
     backbone = build_backbone(name, weights=file, resolution=resolution, pool=pool)
-    return _plain_features(backbone, precision).to(device or system.device())
+    return _plain_features(backbone, precision).to(system.device(device))
 
 
 def starting_point(settings: ModelConfig, features: int | None = None, precision: str = "auto") -> Model | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import bier
-from bier import files, folders
+from bier import files, folders, system
 from bier.config import Config
 from bier.errors import ConfigError, TrainingError
 from bier.method.classifier import BoostedClassifier
@@ -75,13 +75,13 @@ def damaged_checkpoint(path: Path, error: Exception) -> TrainingError:
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """The states of the generators that a run on `device` draws from (dropout on a GPU draws from the GPU's)."""
     state = {"cpu": torch.get_rng_state()}
-    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    return state | ({device.type: system.random_state(device)} if device.type != "cpu" else {})
 
 
 def set_random_state(device: torch.device, state: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type != "cpu" and device.type in state:
+        system.set_random_state(device, state[device.type])
 
 
 def prune(run: Run, keep: int, best: int | None) -> None:
@@ -165,6 +165,7 @@ def save_model(run: Run, model: Model, metric: nn.Module, step: int | None = Non
 def write_config(run: Run, config: Config, split: Mapping[str, Any]) -> None:
     """runs/NAME/config.toml: every setting, the versions that made the run, and how the data was divided."""
     made_by = {"bier": bier.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    made_by["device"] = str(system.device())
     with writing(run.config_file, run):
         if (job := _torchrun_job()) is not None:
             files.write(run.job_file, job.encode())

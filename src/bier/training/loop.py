@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bier import distributed, files
+from bier import distributed, files, system
 from bier.config import Config, TrainConfig
 from bier.data.recorded import record
 from bier.errors import BierError, ConfigError, DataError, TrainingError
@@ -130,6 +130,7 @@ def train(
     metric: MetricBuilder | None = None,
     snapshots: Collection[int] = (),
     same: bool = True,
+    device: str | None = None,
 ) -> TrainingResult:
     """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
 
@@ -144,6 +145,7 @@ def train(
             parameters are trained too.
         snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
         same: find the similarity from which two images are called the same and keep it with the model.
+        device: where to compute, as torch names it (`cpu`, `cuda:1`, `mps`); by default the accelerator that is there.
 
     Returns:
         A `TrainingResult`: the folder, the last step, the step whose model is kept and its validation, and whether the
@@ -165,7 +167,7 @@ def train(
     run = Run(out if out is not None else default_folder(config))
     observer = observer or NullObserver()
     _check_folder(run, config, resume)
-    with distributed.process_group(), _only_process(run):
+    with system.computing_on(device), distributed.process_group(), _only_process(run):
         _check_folder(run, config, resume)  # again: another process may have begun a run in it meanwhile
         _check_snapshots(run, config, snapshots)
         distributed.barrier()  # no process writes before all have checked the folder
@@ -295,6 +297,7 @@ def _start_or_restore(
         torch.manual_seed(setup.config.seed + distributed.rank())
         return TrainerState()
     saved = checkpoints.read_checkpoint(newest)
+    _warn_of_device(run, setup.device)
     try:
         return _restored(saved, step_of(newest), setup, optimizer, average)
     except BierError:
@@ -322,6 +325,15 @@ def _restored(
     random = {kind: rows[distributed.rank()].clone() for kind, rows in saved.random.items()}
     checkpoints.set_random_state(setup.device, random)
     return state
+
+
+def _warn_of_device(run: Run, device: torch.device) -> None:
+    """The device that the run began on is in its config.toml, in those of earlier versions not."""
+    before = run.records.get("made_by", {}).get("device", str(device))
+    if before != str(device) and distributed.rank() == 0:
+        warnings.warn(
+            f"The run began on {before} and goes on with {device}, where sums are rounded differently.", stacklevel=2
+        )
 
 
 def _warn_of_processes(before: int, step: int) -> None:

@@ -314,8 +314,8 @@ def time_network(config: Config, dataset: Dataset, progress: Callable[[str, int,
 
 
 def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
     return time.perf_counter()
 
 
