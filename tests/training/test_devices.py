@@ -87,7 +87,7 @@ def test_a_model_is_loaded_on_the_gpu_of_its_process(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Model, "to", to)
     bier.load(tmp_path / "model")
     bier.load(tmp_path / "model", device="cpu")
-    assert placed == [SECOND, "cpu"]
+    assert placed == [SECOND, torch.device("cpu")]
 
 
 @pytest.mark.usefixtures("second_of_two")
