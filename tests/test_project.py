@@ -22,7 +22,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 INSTALLED_AS = {
     "PIL": "pillow",
     "faiss": "faiss-cpu",
-    "google": "protobuf",
     "mlflow": "mlflow-skinny",
     "mpl_toolkits": "matplotlib",
 }

@@ -105,7 +105,7 @@ def build_backbone(
         name: one of `NAMES`, or a model of timm.
         pretrained: load the weights that belong to the name. `conv4` and the CIFAR-10 networks have none.
         weights: a file to read instead: safetensors, or a `.pth` of torch, which is read without running code from it;
-            for `googlenet-bvlc` a Caffe model or its `.npy` dump.
+            for `googlenet-bvlc` its Caffe model.
         features: the width of the identity called `features`, which needs it.
         resolution: the side of the pictures that the network sees; 0 for its own.
         pool: for models of timm, how maps or tokens become one feature vector, such as `token` (the class token) or

@@ -1,17 +1,11 @@
-"""The paper's network: BVLC GoogLeNet as Caffe runs it, and its two kinds of weight files."""
+"""The paper's network: BVLC GoogLeNet as Caffe runs it, and its weight files."""
 
-import io
-import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
-from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -19,148 +13,77 @@ from bier.errors import ModelError
 from bier.files import open_file
 from bier.models.backbone import Backbone
 
-_Field = descriptor_pb2.FieldDescriptorProto
-_ONE, _MANY = _Field.LABEL_OPTIONAL, _Field.LABEL_REPEATED
-
-# message: {field: (number, label, type or name of a message, packed)}
-_MESSAGES: dict[str, dict[str, tuple[int, Any, Any, bool]]] = {
-    "BlobShape": {"dim": (1, _MANY, _Field.TYPE_INT64, True)},
-    "BlobProto": {
-        "num": (1, _ONE, _Field.TYPE_INT32, False),
-        "channels": (2, _ONE, _Field.TYPE_INT32, False),
-        "height": (3, _ONE, _Field.TYPE_INT32, False),
-        "width": (4, _ONE, _Field.TYPE_INT32, False),
-        "data": (5, _MANY, _Field.TYPE_FLOAT, True),
-        "shape": (7, _ONE, "BlobShape", False),
-    },
-    "LayerParameter": {
-        "name": (1, _ONE, _Field.TYPE_STRING, False),
-        "type": (2, _ONE, _Field.TYPE_STRING, False),
-        "bottom": (3, _MANY, _Field.TYPE_STRING, False),
-        "top": (4, _MANY, _Field.TYPE_STRING, False),
-        "blobs": (7, _MANY, "BlobProto", False),
-    },
-    "V1LayerParameter": {
-        "name": (4, _ONE, _Field.TYPE_STRING, False),
-        "blobs": (6, _MANY, "BlobProto", False),
-    },
-    "NetParameter": {
-        "name": (1, _ONE, _Field.TYPE_STRING, False),
-        "layers": (2, _MANY, "V1LayerParameter", False),
-        "layer": (100, _MANY, "LayerParameter", False),
-    },
-}
-
-
-def _message_classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(name="bier_caffe.proto", package="caffe", syntax="proto2")
-    for message_name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=message_name)
-        for name, (number, label, kind, packed) in fields.items():
-            field = message.field.add(name=name, number=number, label=label)
-            if isinstance(kind, str):
-                field.type, field.type_name = _Field.TYPE_MESSAGE, f".caffe.{kind}"
-            else:
-                field.type = kind
-            if packed:
-                field.options.packed = True
-    pool = descriptor_pool.DescriptorPool()  # one of our own: another library may have declared Caffe's messages too
-    pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"caffe.{name}")) for name in _MESSAGES}
-
-
-def net_parameter() -> Any:
-    """An empty NetParameter message."""
-    return _message_classes()["NetParameter"]()
+# The fields of Caffe's messages that hold the weights: NetParameter has layers, an older (2) and a newer (100) kind;
+# a layer has its name (4 or 1) and blobs (6 or 7); a blob has its sides (1 to 4) or its shape (7) and its numbers (5).
+_LAYERS = {2: (4, 6), 100: (1, 7)}
+_Fields = dict[int, list[int | memoryview]]
 
 
 def read_caffemodel(path: Path) -> dict[str, tuple[NDArray[np.float32], ...]]:
     """Layer name -> its blobs, for the layers that have any, in files of the newer and the older layer format."""
-    network = net_parameter()
+    layers = {}
     try:
-        open_file(path).close()
-        network.ParseFromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
+        with open_file(path) as file:
+            network = _fields(memoryview(file.read()))
+        for kind, (name, blobs) in _LAYERS.items():
+            for layer in (_fields(message) for message in network.get(kind, ())):
+                if blobs in layer:
+                    title = bytes(layer[name][-1]).decode()
+                    layers[title] = tuple(_array(_fields(blob), title, path) for blob in layer[blobs])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"The weights {str(path)!r} must be a readable Caffe model ({error}).") from error
-    layers = {
-        layer.name: tuple(_array(blob, layer.name, path) for blob in layer.blobs)
-        for layer in (*network.layers, *network.layer)
-        if layer.blobs
-    }
     if not layers:
         raise ModelError(f"The weights {str(path)!r} must be a Caffe model with weights. Found no layer that has any.")
     return layers
 
 
-def _array(blob: Any, layer: str, path: Path) -> NDArray[np.float32]:
-    shape = list(blob.shape.dim) if blob.HasField("shape") else [blob.num, blob.channels, blob.height, blob.width]
-    values = np.array(blob.data, np.float32)
+def _fields(message: int | memoryview) -> _Fields:
+    """The fields of a protobuf message by their numbers: integers, and the bytes of everything else."""
+    if isinstance(message, int):
+        raise ValueError("a number stands where a message must be")
+    fields: _Fields = {}
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind, value = key & 7, 0
+        if kind == 0:
+            value, at = _varint(message, at)
+            fields.setdefault(key >> 3, []).append(value)
+            continue
+        if kind not in (1, 2, 5):
+            raise ValueError(f"a field of kind {kind}")
+        length, at = _varint(message, at) if kind == 2 else ({1: 8, 5: 4}[kind], at)
+        if at + length > len(message):
+            raise ValueError("it ends too early")
+        fields.setdefault(key >> 3, []).append(message[at : at + length])
+        at += length
+    return fields
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise ValueError("it ends too early")
+        byte = message[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+
+
+def _array(blob: _Fields, layer: str, path: Path) -> NDArray[np.float32]:
+    if 7 in blob:
+        packed, at, shape = blob[7][-1], 0, []
+        dimensions = _fields(packed)[1][-1]
+        while isinstance(dimensions, memoryview) and at < len(dimensions):
+            side, at = _varint(dimensions, at)
+            shape.append(side)
+    else:
+        shape = [int(blob[side][-1]) if side in blob else 0 for side in (1, 2, 3, 4)]
+    values = np.frombuffer(b"".join(bytes(part) for part in blob.get(5, ())), "<f4")
     if int(np.prod(shape)) != values.size:
         raise ModelError(f"The layer {layer!r} of {str(path)!r} must hold {shape} numbers. Got {values.size} instead.")
     return values.reshape(shape)
-
-
-_ALLOWED = {
-    (module, name)
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray")
-    for name in ("_reconstruct", "scalar")
-} | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-
-
-class _ArraysOnly(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are allowed")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def read_npy_dump(path: Path) -> dict[str, tuple[NDArray[np.float32], ...]]:
-    """Layer name -> (weights as (out, in, k, k), biases). Convolutions stored as (k, k, in, out) are turned."""
-    try:
-        open_file(path).close()
-        layers = _dictionary(path.read_bytes())
-        return {str(name): _blobs(layer) for name, layer in layers.items()}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        pickle.UnpicklingError,
-    ) as error:
-        raise ModelError(
-            f"The weights {str(path)!r} must be a dictionary of arrays in a .npy file: {error}."
-        ) from error
-
-
-def _dictionary(data: bytes) -> Mapping[Any, Any]:
-    file = io.BytesIO(data)
-    version = npy_format.read_magic(file)
-    reader = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-    shape, _, dtype = reader(file)
-    if not dtype.hasobject:
-        raise ValueError(f"found a plain array of {dtype}")
-    found = _ArraysOnly(file, encoding="latin1").load()  # older files were written by Python 2
-    content = found.item() if isinstance(found, np.ndarray) and shape == () else found
-    if not isinstance(content, Mapping):
-        raise ValueError(f"found {type(content).__name__} of shape {shape}")
-    return content
-
-
-def _blobs(layer: Any) -> tuple[NDArray[np.float32], ...]:
-    values = [layer["weights"], layer["biases"]] if isinstance(layer, Mapping) else list(layer)
-    blobs = [np.asarray(value, np.float32) for value in values]
-    if blobs[0].ndim == 4:
-        blobs[0] = _caffe_order(blobs[0], blobs[1].size)
-    return tuple(blobs)
-
-
-def _caffe_order(weights: NDArray[np.float32], outputs: int) -> NDArray[np.float32]:
-    """(k, k, in, out), which TensorFlow uses, to (out, in, k, k)."""
-    turned = weights.shape[0] != outputs and weights.shape[3] == outputs
-    return weights.transpose(3, 2, 0, 1) if turned else weights
 
 
 NAME = "googlenet-bvlc"
@@ -254,18 +177,17 @@ class Inception(nn.Module):
 
 
 def googlenet(*, pretrained: bool, weights: Path | None) -> Backbone:
-    """(B, 3, 224, 224) RGB pixels -> (B, 1024). `weights`: `bvlc_googlenet.caffemodel`, or a `.npy` dump of it."""
+    """(B, 3, 224, 224) RGB pixels -> (B, 1024). `weights`: `bvlc_googlenet.caffemodel`."""
     if pretrained and weights is None:
         raise ModelError(
             f"The weights of {NAME!r} do not come with bier. Pass weights=FILE: bvlc_googlenet.caffemodel"
-            " (from the BVLC model zoo) or a .npy dump of its layers."
+            " (from the BVLC model zoo)."
         )
     backbone = Backbone(NAME, _stages(), features=1024, crop=224, resize=256, mean=MEAN_RGB, std=(1.0,) * 3)
     if weights is None:
         _initialise(backbone)
     else:
-        read = read_npy_dump if weights.suffix == ".npy" else read_caffemodel
-        load_layers(backbone, read(weights), weights)
+        load_layers(backbone, read_caffemodel(weights), weights)
     return backbone
 
 
@@ -321,7 +243,7 @@ def load_layers(backbone: Backbone, layers: Mapping[str, tuple[NDArray[np.float3
     """Set weights (out, in, k, k) and biases from Caffe's layers; the classifiers among them are not used."""
     for name, convolution in convolutions(backbone).items():
         shape = tuple(convolution.weight.shape)
-        blobs = layers.get(name) or layers.get(name.replace("/", "_"))  # dumps spell a layer with underscores
+        blobs = layers.get(name)
         if blobs is None:
             raise ModelError(f"The weights {str(path)!r} must hold the layer {name!r}. Found {len(layers)} others.")
         if len(blobs) != 2 or blobs[0].shape != shape or blobs[1].size != shape[0]:
