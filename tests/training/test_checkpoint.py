@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from bier.errors import TrainingError
+from bier.errors import ConfigError, TrainingError
 from bier.runs import Run
 from bier.training.checkpoints import (
     Checkpoint,
+    begin,
+    check_new,
     prune,
     random_state,
     read_checkpoint,
@@ -234,3 +236,20 @@ def test_the_generator_of_the_gpu_in_use_is_kept_and_restored(monkeypatch: pytes
     gpus[mine] += 100
     set_random_state(mine, random_state(torch.device("cpu")))  # a checkpoint of a run without a GPU
     assert int(gpus[mine][0]) == 101
+
+
+def test_what_a_kill_leaves_before_the_config_is_a_new_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for name in (".lock", "..bier.json.new-abc-1-2"):
+        (tmp_path / name).touch()
+        check_new(run)
+    (tmp_path / "data.csv").touch()
+    with pytest.raises(ConfigError, match="must be new or empty"):
+        check_new(run)  # without our record it may be anybody's
+    begin(run)
+    for name in (".torchrun", ".data.csv.new-abc-1-2", ".config.toml.new-abc-1-2", "trunk-0123456789ab"):
+        (tmp_path / name).touch()
+    check_new(run)
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match=r"holds 'thesis\.txt'"):
+        check_new(run)

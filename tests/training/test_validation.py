@@ -1,6 +1,7 @@
 """Validation while training: the untrained backbone as step 0, MAP@R, distractors, and what is kept."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bier.evaluate.recall import rank_r
 from bier.runs import Run
 from bier.training import resolve
 from bier.training.loop import TrainerState
-from bier.training.setup import MOST_DISTRACTORS, Scores, build, distractors_of, load_data
+from bier.training.setup import MOST_DISTRACTORS, Scores, build, distractors_of, load_data, with_fewer_validated
 
 SMALL = {
     "model.embedding": 12,
@@ -168,3 +169,49 @@ def test_distractors_of_pictures(pictures: Path, tmp_path: Path) -> None:
     assert validation is not None
     assert (validation.count, validation.distractors, len(validation.inputs)) == (16, 16, 32)
     assert 0 <= validation.measure(setup.objective).recall <= 100
+
+
+@pytest.mark.parametrize(
+    ("sizes", "protocol", "classes", "images"),
+    [
+        ([10] * 2_000, "self", 500, 5_000),
+        ([10] * 400, "self", 400, 4_000),  # few enough
+        ([4_000, 4_000, 4_000], "self", 2, 5_000),
+        ([1_000] * 10, "accuracy", 10, 5_000),
+    ],
+)
+def test_validation_has_a_cap(sizes: list[int], protocol: Any, classes: int, images: int) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    names = tuple(map(str, range(len(sizes))))
+    part = Part(np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2), labels, names)
+    dataset = Dataset("many", {"train": part, "validation": part}, (1,), protocol)
+    fewer, again = (with_fewer_validated(dataset)["validation"] for _ in range(2))
+    assert (fewer.present, len(fewer)) == (classes, images)
+    assert np.array_equal(fewer.images, again.images)
+    if classes not in (2, 10):
+        whole = np.bincount(labels)
+        assert all(np.bincount(fewer.labels)[label] == whole[label] for label in np.unique(fewer.labels))
+
+
+def test_a_run_measures_so_many(
+    cli: Callable[..., tuple[int, str, str]], features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from the command line; the run says how many, and which share of the time it took."""
+    monkeypatch.setattr("bier.training.setup.MOST_VALIDATED", 30)
+    options = ["--set", "data.validation=0.5", "--set", "train.batch_classes=2", "--set", "train.validate_every=2"]
+    command = [
+        "train",
+        "--data",
+        "features",
+        "--root",
+        features_file,
+        *options,
+        "--steps",
+        4,
+        "--out",
+        tmp_path / "run",
+    ]
+    code, _, said = cli(*command, "--set", "data.test_share=0.2", "--out", tmp_path / "run")
+    assert code == 0, said
+    assert "; 24 validation images, searched among each other and" in said  # two classes of 12
+    assert "% of it validation. Next: bier evaluate" in said.splitlines()[-1]

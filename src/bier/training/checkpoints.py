@@ -21,7 +21,7 @@ from bier.config import Config
 from bier.errors import ConfigError, TrainingError
 from bier.method.classifier import BoostedClassifier
 from bier.models.model import Model
-from bier.runs import MAPS, Run, step_of
+from bier.runs import Run, step_of
 from bier.training.optimizer import learning_rate
 
 STATE = "state.pt"
@@ -138,10 +138,12 @@ def check_new(run: Run) -> None:
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"The folder of a run must be a folder. Got {run}, which is a file.")
     names = {file.name for file in run.path.iterdir()} if run.path.is_dir() else set()
-    begun = {files.LOCK}
+    begun, asides = {files.LOCK}, [folders.RECORD]  # what a kill may have left before the record was there
     if folders.folder_kind(run.path) == "run":
-        begun |= {folders.RECORD, run.job_file.name, run.data_file.name}
-        begun |= {name for name in names if name.startswith((f"{MAPS}-", f".{run.data_file.name}.", ".config.toml."))}
+        ours = [run.job_file.name, run.data_file.name, run.config_file.name]
+        begun |= {folders.RECORD, *ours, *(folder.name for folder in run.maps())}
+        asides += ours
+    begun |= {name for name in names if name.startswith(tuple(f".{aside}.new-" for aside in asides))}
     if others := sorted(names - begun):
         raise ConfigError(f"The folder of a new run must be new or empty. Got {run}, which holds {others[0]!r}.")
 

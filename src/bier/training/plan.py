@@ -34,6 +34,7 @@ from bier.training.setup import (
     distractors_of,
     load_data,
     sizes,
+    with_fewer_validated,
     without_broken,
 )
 
@@ -255,7 +256,7 @@ def plan_run(
 
 
 def work_of(config: Config, dataset: Dataset) -> Work:
-    validation = 0
+    dataset, validation = with_fewer_validated(dataset), 0
     if "validation" in dataset.parts:
         others = distractors_of(dataset) if config.train.validate_by == "map" else ()
         validation = len(dataset["validation"]) + len(others)

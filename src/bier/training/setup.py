@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from bier.training.checkpoints import begin
 from bier.training.objective import Objective, diversity_loss, metric_loss
 
 VALIDATION_BATCH = 128
+MOST_VALIDATED = 5_000  # images that are measured while a run trains
 FEW_CLASSES, MOST_DISTRACTORS = 50, 1_000  # fewer validation classes than this are searched for among training images
 EMBEDDING_ONLY = "embedding"
 MOST_FEATURES = 10_000  # images from which a solved start is computed
@@ -335,11 +336,31 @@ def _validation(
 ) -> Validation | None:
     if "validation" not in dataset.parts:
         return None
+    dataset = with_fewer_validated(dataset)
     part, by_map = dataset["validation"], config.train.validate_by == "map" and dataset.protocol != "accuracy"
     others = distractors_of(dataset) if by_map else np.empty(0, np.int64)
     everything = _with_distractors(part, dataset["train"].select(others)) if len(others) else part
     _, inputs = network_and_inputs(config, backbone, everything, run, progress, training=False)
     return Validation(inputs, everything.labels, config.model.weighting, len(part), by_map)
+
+
+def with_fewer_validated(dataset: Dataset) -> Dataset:
+    """The data set with at most `MOST_VALIDATED` validation images, the same ones each time.
+
+    Whole classes, at least two, drawn at random: only so is a query searched for among all images of its class. A
+    classifier is measured on images spread over all classes, and so are two classes that are too many alone.
+    """
+    if "validation" not in dataset.parts or len(part := dataset["validation"]) <= MOST_VALIDATED:
+        return dataset
+    if dataset.protocol != "accuracy":
+        classes, sizes = np.unique(part.labels, return_counts=True)
+        order = np.random.default_rng(0).permutation(len(classes))
+        count = max(2, int(np.searchsorted(np.cumsum(sizes[order]), MOST_VALIDATED, side="right")))
+        part = part.select(np.isin(part.labels, classes[order[:count]]))
+    if len(part) > MOST_VALIDATED:
+        by_class = np.argsort(part.labels, kind="stable")
+        part = part.select(np.sort(by_class[np.linspace(0, len(part) - 1, MOST_VALIDATED).round().astype(np.int64)]))
+    return replace(dataset, parts={**dataset.parts, "validation": part})
 
 
 def distractors_of(dataset: Dataset) -> NDArray[np.int64]:
