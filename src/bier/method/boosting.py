@@ -257,15 +257,15 @@ def _name(loss: Any) -> str:
     return f"the loss {type(loss).__name__ if isinstance(loss, nn.Module) else repr(loss)}"
 
 
-def _kinds(known: Tensor, start: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
-    """Whether pairs (i, j) are positive and whether negative, for start <= i < stop and j >= start; never for i = j.
+def _kinds(known: Tensor, first: int = 0, stop: int | None = None) -> tuple[Tensor, Tensor]:
+    """Whether pairs (i, j) are positive and whether negative, for first <= i < stop and j >= first; never for i = j.
 
     known: labels (B,), or the matrix `same` (B, B).
     """
     if known.ndim == 1:
-        positive = known[start:stop, None] == known[None, start:]
-        return positive.fill_diagonal_(False), known[start:stop, None] != known[None, start:]
-    block = known[start:stop, start:]
+        positive = known[first:stop, None] == known[None, first:]
+        return positive.fill_diagonal_(False), known[first:stop, None] != known[None, first:]
+    block = known[first:stop, first:]
     return (block == 1).fill_diagonal_(False), (block == 0).fill_diagonal_(False)
 
 
