@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -101,3 +102,21 @@ def test_the_password_of_a_url_is_not_printed(capsys: pytest.CaptureFixture[str]
     terminal.say("skipped: https://me:s3cret@host/a.jpg and ftp://s3cret@host; http://localhost:8000/?token=abc a@b/c")
     said = capsys.readouterr().err
     assert said == "skipped: https://***@host/a.jpg and ftp://***@host; http://localhost:8000/?token=abc a@b/c\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "told"),
+    [
+        ("bier settings >&-", 0, ""),
+        ("bier settings --no-such-option >&-", 2, "No such option"),
+        ("RANK=abc bier settings", 2, "variable RANK must be a whole number"),
+        ("mkdir gone && cd gone && rmdir ../gone && bier settings", 2, "started in is gone"),
+        ("LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 bier evaluate ./\U0001f34e", 2, ""),
+    ],
+)
+def test_odd_surroundings_are_one_line(shell: str, code: int, told: str, tmp_path: Path) -> None:
+    command = shell.replace("bier ", f"{sys.executable} -m bier ")
+    ended = subprocess.run(["sh", "-c", command], capture_output=True, cwd=tmp_path, timeout=120, check=False)
+    text = ended.stderr.decode()
+    assert (ended.returncode, told in text, "Traceback" in text) == (code, True, False), text
+    assert len(text.splitlines()) == bool(code)

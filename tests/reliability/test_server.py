@@ -571,6 +571,12 @@ def test_more_connections_than_files(served: dict[str, Any], tally: Any) -> None
     for number in range(50):
         with suppress(OSError), socket.create_connection(place, timeout=5) as garbage:
             garbage.sendall(b"\x16\x03\x01 this is not HTTP %d\r\n\r\n" % number)
+    for number in range(100):  # a malformed chunk to a foreign host: answered before the application is
+        host = b"evil.example" if number % 2 else b"localhost"
+        head = b"POST /api/search HTTP/1.1\r\nhost: " + host + b"\r\ntransfer-encoding: chunked\r\n"
+        with suppress(OSError), socket.create_connection(place, timeout=5) as malformed:
+            malformed.sendall(head + b"content-type: multipart/form-data; boundary=b\r\n\r\nZZ\r\n")
+            malformed.recv(4096)
     for _ in range(5):
         tally.case("server: beside held connections", answers(place))
     for connection in held:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,9 +50,8 @@ def index(pixels: NDArray[np.uint8], model: Model) -> Index:
 def collection(index: Index, model: Model, pixels: NDArray[np.uint8]) -> Collection:
     row_of = {one: row for row, one in enumerate(index.ids)}
 
-    return Collection(
-        index, model, lambda one: (pixels[row_of[one]], None), "patterns", recall_of(index, model.weighting)
-    )
+    recall = {**(recall_of(index, model.weighting) or {}), "on": "48 patterns"}
+    return Collection(index, model, lambda one: (pixels[row_of[one]], None), "patterns", recall)
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +73,11 @@ def serve() -> Iterator[Serve]:
         report: Path | None = None,
         limits: Limits | None = None,
         token: str | None = None,
+        **options: Any,
     ) -> str:
-        app = create_app(collection, limits or Limits(rate=1000, burst=10_000), report, Access(token=token), "1")
+        app = create_app(
+            collection, limits or Limits(rate=1000, burst=10_000), report, Access(token=token), "1", **options
+        )
         server = create_server(app)
         listening = socket.create_server(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -1,10 +1,11 @@
 """The page in a real browser: pick, upload, click through, cut, go back, and everything that can go wrong."""
 
+import csv
 import io
 import shutil
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,28 +98,38 @@ def pick_first(page: Any) -> str:
     return first
 
 
-def test_picking_one_shows_the_ensemble_and_every_learner(page: Any, index: Index) -> None:
-    assert "48 images" in page.inner_text("#about")
+def compare(page: Any) -> None:
+    """Open what shows the learners one by one."""
+    page.locator("#compare summary").click()
+    page.wait_for_selector(".row.alone .tile")
+
+
+def test_picking_one_shows_the_nearest_and_every_learner(page: Any, index: Index) -> None:
+    assert page.inner_text("#about") == "48 images · 6 labels"
     chosen = pick_first(page)
+    assert page.locator(".row:visible").count() == 1
+    assert not page.locator("#learners").is_visible()
+    compare(page)
     assert page.locator(".row").count() == 4
     assert page.locator(".row.alone").count() == 3
-    found = index.search(index.vectors([chosen])[0], 11).ids.tolist()
-    assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:10]
+    found = index.search(index.vectors([chosen])[0], 13).ids.tolist()
+    assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:12]
     [label] = [entry.label for entry in index.entries([chosen])]
     assert page.inner_text("#query-label") == label
     right = page.locator(".row.ensemble .tile.right").count()
     assert right == sum(one.startswith(f"{label}/") for one in ids(page, ".row.ensemble"))
-    assert page.locator(".row.ensemble .tile.wrong").count() == 10 - right
+    assert page.locator(".row.ensemble .tile.wrong").count() == 12 - right
     assert page.locator(".tile.right .mark").first.inner_text() == "✓"
 
 
-def test_the_score_appears_on_hover(page: Any) -> None:
+def test_names_and_similarities_are_whole(page: Any) -> None:
     pick_first(page)
-    score = page.locator(".row.ensemble .score").first
-    assert score.evaluate("one => getComputedStyle(one).opacity") == "0"
-    page.locator(".row.ensemble .tile").first.hover()
-    until(page, "getComputedStyle(document.querySelector('.row.ensemble .score')).opacity === '1'")
-    assert 0 < float(score.inner_text()) <= 1
+    texts = page.locator(".row.ensemble .tile").first.inner_text().splitlines()[1:]  # after the mark
+    assert texts[0].startswith("kind ")
+    assert texts[1].endswith(".png")
+    assert 0 < float(texts[2].removeprefix("similarity ")) <= 1
+    whole = "[...document.querySelectorAll('.row .name, .row .label')].every(one => one.scrollWidth <= one.clientWidth)"
+    assert page.evaluate(whole)
 
 
 def test_a_click_makes_the_next_query_and_back_returns(page: Any) -> None:
@@ -137,17 +148,19 @@ def test_a_click_makes_the_next_query_and_back_returns(page: Any) -> None:
 
 def test_the_slider_cuts_the_ensemble(page: Any, collection: Collection, index: Index) -> None:
     chosen = pick_first(page)
+    compare(page)
     assert "48 dimensions" in page.inner_text("#cut-size")
+    assert "measured on 48 patterns (48 queries)" in page.inner_text("#cut-note")
     page.locator("#learners").focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    until(page, "document.querySelector('.row.ensemble h2').textContent.includes('of the first learner')")
+    until(page, "document.querySelector('.row.ensemble h2').textContent.includes('by the first learner')")
     assert "8 dimensions" in page.inner_text("#cut-size")
     assert collection.recall is not None
     recall = collection.recall["prefixes"][0]["1"]
     assert f"{recall:.1f} %" in page.inner_text("#cut-recall")
-    found = index.search(index.vectors([chosen])[0], 11, learners=1).ids.tolist()
-    assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:10]
+    found = index.search(index.vectors([chosen])[0], 13, learners=1).ids.tolist()
+    assert ids(page, ".row.ensemble") == [one for one in found if one != chosen][:12]
     assert page.locator(".row.alone.unused").count() == 2
     page.locator(".row.ensemble .tile").first.click()  # and it stays cut for the next query
     until(page, "location.hash.includes('learners=1')")
@@ -187,10 +200,9 @@ def test_the_keyboard_is_enough(page: Any) -> None:
     pick_first(page)
     page.locator(".row.ensemble .tile").first.focus()
     page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
-    where = "document.activeElement.closest('.row').dataset.learner"
-    assert page.evaluate(where) == "1"
     assert page.evaluate("document.activeElement.ariaLabel").startswith("Rank 2, kind")
+    page.keyboard.press("ArrowDown")
+    assert int(page.evaluate("document.activeElement.ariaLabel").split(",")[0].removeprefix("Rank ")) > 3
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     aim = page.evaluate("document.activeElement.hash")
     page.keyboard.press("Enter")
@@ -277,7 +289,6 @@ def test_a_phone_and_the_dark(browser: Any, address: str, scheme: str) -> None:
     for page in opened(browser, address, **phone):
         pick_first(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        assert page.evaluate("getComputedStyle(document.querySelector('.score')).opacity") == "1"
         for target in ("label[for=file]", "#random", "#others"):
             assert page.locator(target).bounding_box()["height"] >= 40
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -303,24 +314,26 @@ def test_a_line_is_drawn_between_same_and_similar(
     browser: Any, serve: Any, collection: Collection, index: Index
 ) -> None:
     chosen = index.ids[0]
-    same = replace(collection, model=keeping(collection.model, threshold_between(index, str(chosen))))
+    model = keeping(collection.model, threshold_between(index, str(chosen)))
+    same = Collection(index, model, collection.picture)
     for page in opened(browser, serve(same)):
         page.evaluate(f"location.hash = new URLSearchParams({{id: {chosen!r}}})")
         page.wait_for_selector(".row.ensemble .tile")
-        assert page.locator(".row.ensemble li").count() == 10
+        compare(page)
+        assert page.locator(".row.ensemble li").count() == 12
         lines = "all => all.map(one => [...one.parentNode.children].indexOf(one))"
         assert page.locator(".row.ensemble .similar-from-here").evaluate_all(lines) == [3]
         assert "3 the same" in page.inner_text(".row.ensemble h2")
         width = "one => getComputedStyle(one, '::before').width"
         assert page.locator(".row.ensemble .similar-from-here").evaluate(width) == "3px"
         spoken = page.locator(".row.ensemble .tile").evaluate_all("all => all.map(one => one.ariaLabel)")
-        assert ["the same" in one for one in spoken] == [True] * 3 + [False] * 7
+        assert ["the same" in one for one in spoken] == [True] * 3 + [False] * 9
         # each row has a threshold of its own: one that nothing reaches, one that everything does, and none
         first, second, third = (page.locator(f'.row.alone[data-learner="{m}"]') for m in (1, 2, 3))
         assert first.locator(".similar-from-here").evaluate_all(lines) == [0]
         assert "none the same" in first.locator("h2").inner_text()
         assert (second.locator(".similar-from-here").count(), third.locator(".similar-from-here").count()) == (0, 0)
-        assert "10 the same" in second.locator("h2").inner_text()
+        assert "12 the same" in second.locator("h2").inner_text()
         assert "the same" not in third.locator("h2").inner_text()
         assert page.locator("#key-line").is_visible()
         assert "3 of them the same" in page.inner_text("#told")
@@ -343,13 +356,14 @@ def test_names_and_labels_that_are_scripts_are_shown_as_text(
     labels = [None if row % 7 == 0 else SCRIPTS[row % 5] for row in range(len(index))]
     hostile = Index.build(index.vectors(index.ids), names, index.groups, labels)
     row_of = {one: row for row, one in enumerate(names)}
-    shown = replace(collection, store=hostile, picture=lambda one: (pixels[row_of[one]], None), title=SCRIPTS[0])
+    shown = Collection(hostile, collection.model, lambda one: (pixels[row_of[one]], None), SCRIPTS[0])
     for page in opened(browser, serve(shown)):
         chosen = pick_first(page)
         label = labels[row_of[chosen]]
         assert page.inner_text("#title") == SCRIPTS[0]
         assert page.inner_text("#query-label") == (chosen if label is None else label)
-        loaded = "[...document.querySelectorAll('.row img')].every(one => one.complete && one.naturalWidth === 48)"
+        images = "[...document.querySelectorAll('.row img')].slice(0, 3)"  # others wait until they are in view
+        loaded = f"{images}.every(one => one.complete && one.naturalWidth === 48)"
         until(page, loaded)
         for script in SCRIPTS:
             page.set_input_files("#file", {"name": script, "mimeType": "text/plain", "buffer": b"x"})
@@ -385,15 +399,17 @@ def test_without_a_threshold_there_is_no_line(page: Any) -> None:
 
 def test_the_selector_re_ranks_every_row(page: Any, index: Index) -> None:
     chosen = pick_first(page)
+    compare(page)
     plain = ids(page, ".row.ensemble")
     for name in ("alpha-qe", "dba", "k-reciprocal"):
-        found = search_reranked(index, index.vectors([chosen])[0], 10, name, without=chosen).ids.tolist()
+        found = search_reranked(index, index.vectors([chosen])[0], 12, name, without=chosen).ids.tolist()
         page.locator("#rerank").select_option(name)
         until(page, f"location.hash.includes('rerank={name}')")
         page.wait_for_selector("#results[aria-busy=false]")
         assert ids(page, ".row.ensemble") == found
-        alone = search_reranked(index, index.vectors([chosen])[0], 10, name, learners=[2], without=chosen)
+        alone = search_reranked(index, index.vectors([chosen])[0], 12, name, learners=[2], without=chosen)
         assert ids(page, '.row.alone[data-learner="2"]') == alone.ids.tolist()
+    assert not page.locator("#cut-recall").is_visible()  # it is that of the plain search
     # it stays for the next query, in the slider's searches and after a reload
     page.locator(".row.ensemble .tile").first.click()
     until(page, f"!location.hash.includes({chosen.split('/')[1]!r}) && location.hash.includes('rerank=k-reciprocal')")
@@ -409,3 +425,138 @@ def test_the_selector_re_ranks_every_row(page: Any, index: Index) -> None:
     until(page, "location.hash.includes('rerank=none')")
     page.wait_for_timeout(300)
     assert ids(page, ".row.ensemble") == plain
+
+
+WIDTHS = [(390, 844), (768, 1024), (1280, 860), (1920, 1080)]
+PANELS = ["#drop", "#tools", "#results", ".controls #cut", ".controls #order", "#alone", "#pick"]
+OVERLAPS = """panels => {
+  const boxes = panels.map(one => document.querySelector(one)).filter(one => one && one.checkVisibility())
+    .flatMap(one => [one, ...one.querySelectorAll("dd, h2, .tile, button, input[type=search], select")])
+    .map(one => [one, one.getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
+  const found = [];
+  for (const [a, x] of boxes) for (const [b, y] of boxes) {
+    if (a === b || a.contains(b) || b.contains(a) || a.closest("li")?.contains(b)) continue;
+    const wide = Math.min(x.right, y.right) - Math.max(x.left, y.left);
+    const high = Math.min(x.bottom, y.bottom) - Math.max(x.top, y.top);
+    if (wide > 1 && high > 1) found.push(`${a.id || a.textContent} over ${b.id || b.textContent}`);
+  }
+  if (document.documentElement.scrollWidth > innerWidth) found.push("wider than the window");
+  return found;
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), WIDTHS)
+def test_no_two_panels_overlap_whatever_is_moved(
+    browser: Any, address: str, width: int, height: int, pixels: NDArray[np.uint8]
+) -> None:
+    for page in opened(browser, address, viewport={"width": width, "height": height}):
+        page.wait_for_selector("#browse .tile")
+        assert page.evaluate(OVERLAPS, PANELS) == []
+        page.set_input_files("#file", picture(pixels[19]))
+        page.wait_for_selector(".row.ensemble .tile")
+        top = "document.querySelector('#results').getBoundingClientRect().top"
+        until(page, f"{top} >= 0 && {top} < innerHeight / 2")
+        assert page.evaluate(OVERLAPS, PANELS) == []
+        compare(page)
+        for value in ("1", "2", "3"):
+            page.locator("#learners").fill(value)
+            until(page, f"document.querySelector('#cut-count').textContent.startsWith('{value} of')")
+            assert page.evaluate(OVERLAPS, PANELS) == [], value
+        for name in ("alpha-qe", "dba", "k-reciprocal", "none"):
+            page.locator("#rerank").select_option(name)
+            page.wait_for_selector("#results[aria-busy=false]")
+            assert page.evaluate(OVERLAPS, PANELS) == [], name
+        page.fill("#narrow", "kind 2")
+        assert page.evaluate(OVERLAPS, PANELS) == []
+
+
+def test_a_photograph_at_full_size(page: Any, index: Index) -> None:
+    pick_first(page)
+    first, second = ids(page, ".row.ensemble")[:2]
+    page.locator(".row.ensemble .look").first.click()
+    assert page.inner_text("#photo-name") == first.split("/")[1]
+    assert first.split("/")[0] in page.inner_text("#photo-folder")
+    until(page, "document.querySelector('#photo-image').naturalWidth === 48")
+    assert page.locator("#photo-open").get_attribute("href").endswith("?size=full&v=1")
+    page.click("#photo-copy")
+    page.keyboard.press("Escape")
+    assert not page.locator("#photo").is_visible()
+    page.locator(".row.ensemble .look").nth(1).click()
+    page.click("#photo-search")
+    until(page, f"new URLSearchParams(location.hash.slice(1)).get('id') === {second!r}")
+
+
+def test_several_pictures_are_one_query(page: Any, pixels: NDArray[np.uint8], index: Index) -> None:
+    page.set_input_files("#file", [picture(pixels[row]) for row in (16, 17, 19)])
+    page.wait_for_selector(".row.ensemble .tile")
+    assert page.locator("#query-more .tile").count() == 2
+    vectors = index.vectors([f"kind 2/{row}.png" for row in (0, 1, 3)])
+    mean = np.concatenate([part / np.linalg.norm(part) for part in np.split(vectors.mean(0), (8, 24))])
+    lengths = [np.linalg.norm(part) for part in np.split(vectors[0], (8, 24))]
+    mean *= np.repeat(lengths, (8, 16, 24))
+    assert ids(page, ".row.ensemble") == index.search(mean, 12).ids.tolist()
+    chosen = ids(page, ".row.ensemble")[0]
+    page.locator(".row.ensemble .look").first.click()
+    page.click("#photo-add")
+    until(page, "document.querySelectorAll('#query-more .tile').length === 3")
+    assert chosen not in ids(page, ".row.ensemble")
+    page.reload()
+    page.wait_for_selector(".row.ensemble .tile")
+    assert page.locator("#query-more .tile").count() == 3
+
+
+def test_a_part_of_the_picture_is_searched_with(page: Any) -> None:
+    pick_first(page)
+    until(page, "document.querySelector('#query-image').naturalWidth === 48")
+    box = page.locator("#query-image").bounding_box()
+    middle, side = box["x"] + box["width"] / 2, box["height"] / 2
+    page.mouse.move(middle - side, box["y"] + 1)
+    page.mouse.down()
+    page.mouse.move(middle, box["y"] + side, steps=4)
+    assert page.locator("#crop-box").is_visible()
+    page.mouse.up()
+    until(page, "document.querySelector('#query-label').textContent === 'Your picture'")
+    size = "(image => image.naturalWidth + 100 * image.naturalHeight)(document.querySelector('#query-image'))"
+    until(page, f"{size} > 2300 && {size} < 2600")  # about 24 x 24 of 48 x 48
+    page.go_back()
+    until(page, "document.querySelector('#query-label').textContent.startsWith('kind')")
+
+
+def test_more_results_filter_and_export(page: Any) -> None:
+    pick_first(page)
+    page.click("#more")
+    until(page, "document.querySelectorAll('.row.ensemble .tile').length === 36")
+    page.click("#more")
+    until(page, "document.querySelectorAll('.row.ensemble .tile').length === 47")
+    assert not page.locator("#more").is_visible()
+    page.fill("#narrow", "kind 3")
+    shown = page.locator(".row.ensemble li:visible")
+    assert shown.count() in (7, 8)
+    with page.expect_download() as saved:
+        page.click("#export")
+    rows = list(csv.DictReader(io.StringIO(Path(saved.value.path()).read_text())))
+    assert len(rows) == shown.count()
+    assert {row["label"] for row in rows} == {"kind 3"}
+    shown.first.locator(".choose").check()
+    assert page.inner_text("#selected") == "1 selected"
+    with page.expect_download() as saved:
+        page.click("#export")
+    [row] = csv.DictReader(io.StringIO(Path(saved.value.path()).read_text()))
+    assert row["id"] == f"kind 3/{row['name']}"
+    assert 0 < float(row["similarity"]) <= 1
+
+
+def test_a_collection_that_was_replaced_is_told(browser: Any, serve: Any, collection: Collection, index: Index) -> None:
+    """By another process while the page is open: the server answers from the new one, and the page says so."""
+    few = Collection(
+        Index.build(index.vectors(index.ids[:9]), index.ids[:9], index.groups),
+        collection.model, collection.picture,
+    )  # fmt: skip
+    waiting = [few]
+    ready = threading.Event()
+    address = serve(collection, reopen=lambda: waiting.pop() if ready.is_set() and waiting else None)
+    for page in opened(browser, address):
+        page.wait_for_selector("#browse .tile")
+        ready.set()
+        assert banner(page) == "The collection was replaced. It has 9 images now."
+        assert page.locator("#browse .tile").count() == 9

@@ -1,15 +1,18 @@
 """The API, asked as a client asks it."""
 
 import io
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
+from h11 import LocalProtocolError
 from numpy.typing import NDArray
 from PIL import Image
 from starlette.testclient import TestClient
@@ -21,6 +24,7 @@ from bier.errors import DataError, ModelError
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.web.app import STATIC, create_app
 from bier.web.guard import Access, Limits
+from bier.web.server import ShortLog
 
 GENEROUS = Limits(rate=1000, burst=10_000)
 
@@ -88,7 +92,10 @@ def test_the_page_has_the_numbers_of_the_report(model: Model) -> None:
     assert report.recall["prefix-2"] != other.recall["prefix-2"]
     index = Index.build(model.vectors(raw), groups=model.groups, labels=labels)
     shown = Collection(
-        index, model, lambda one: (Image.new("RGB", (1, 1)), None), recall=recall_of(index, model.weighting)
+        index,
+        model,
+        lambda one: (Image.new("RGB", (1, 1)), None),
+        recall={**(recall_of(index, model.weighting) or {}), "on": "120"},
     )
     status = TestClient(create_app(shown, GENEROUS), base_url="http://localhost").get("/api/status").json()
     names = {"prefixes": ["learner-1", "prefix-2", "ensemble"], "learners": ["learner-1", "learner-2", "learner-3"]}
@@ -365,3 +372,65 @@ def test_a_model_with_other_learners_is_refused(model: Model) -> None:
     other = Index.build(np.eye(48, dtype=np.float32), groups=(24, 24))
     with pytest.raises(ModelError, match=r"must have the learners of the collection, \(24, 24\)"):
         Collection(other, model, lambda one: (Image.new("RGB", (1, 1)), None))
+
+
+def test_pictures_stay_inside_the_collections_folder(
+    index: Index, model: Model, pixels: NDArray[np.uint8], tmp_path: Path
+) -> None:
+    """Also with names that leave it; links inside the folder lead where their owner wants."""
+    for name in ("photos/inside.png", "secret.png", "elsewhere/linked.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels[0]).save(tmp_path / name)
+    (tmp_path / "photos" / "link").symlink_to(tmp_path / "elsewhere")
+    root = tmp_path / "photos"
+    names = ["inside.png", "../secret.png", "link/linked.png", "link/../secret.png", str(tmp_path / "secret.png")]
+    hostile = Index.build(index.vectors(index.ids[:5]), names, index.groups)
+    shown = Collection(hostile, model, lambda one: (root / str(one), None))
+    for folders, status in (([root], [200, 403, 200, 410, 403]), ([root, tmp_path], [200, 200, 200, 410, 200])):
+        with serving(shown, folders=folders) as client:
+            answers = [client.get("/api/image/" + quote(name, safe="")) for name in names]
+            assert [answer.status_code for answer in answers] == status
+            assert all(code(answer)[1] == "outside" for answer in answers if answer.status_code == 403)
+
+
+def test_recall_is_shown_of_classes_that_were_not_trained_on(collection: Collection) -> None:
+    assert collection.recall is not None
+    with serving(collection) as client:
+        assert client.get("/api/status").json()["measured_on"] == "48 patterns"
+    unknown = {key: value for key, value in collection.recall.items() if key != "on"}
+    with serving(Collection(collection.store, collection.model, collection.picture, recall=unknown)) as client:
+        status = client.get("/api/status").json()
+        assert (status["queries"], status["measured_on"], status["prefixes"][0]["recall"]) == (None, None, None)
+
+
+def test_several_pictures_are_one_query(client: TestClient) -> None:
+    names = ["kind 1/1.png", "kind 1/2.png", "kind 1/1.png"]
+    answer = client.get("/api/search", params={"id": names, "k": 5, "rows": "ensemble"}).json()
+    assert (answer["query"]["id"], [one["id"] for one in answer["others"]]) == ("kind 1/1.png", ["kind 1/2.png"])
+    [row] = answer["rows"]
+    assert len(row["results"]) == 5
+    assert not {one["id"] for one in row["results"]} & set(names)
+    assert code(client.get("/api/search", params={"id": ["kind 1/1.png"] * 9}))[0] == 422
+    assert code(client.get("/api/search", params={"id": ["kind 1/1.png", "x"]}))[0] == 404
+
+
+def test_a_picture_at_full_size(index: Index, model: Model) -> None:
+    large = Image.new("RGB", (5000, 100), "teal")
+    with serving(Collection(index, model, lambda one: (np.asarray(large), None))) as client:
+        picture = Image.open(io.BytesIO(client.get("/api/image/kind 2/3.png?size=full").content))
+        assert picture.size == (4096, 82)
+
+
+def test_the_log_is_short() -> None:
+    """A traceback for a line that raises for the first time, then one line, and few of these per minute."""
+    log, text = logging.Logger("test"), io.StringIO()
+    log.addHandler(logging.StreamHandler(text))
+    log.addFilter(ShortLog(lines=5))
+    for number in range(100):
+        try:
+            raise LocalProtocolError("malformed") if number % 2 else ValueError("two\nlines")
+        except (LocalProtocolError, ValueError):
+            log.exception("Exception in ASGI application")
+    assert text.getvalue().count("Traceback") == 1
+    assert text.getvalue().count("Exception in ASGI application: ValueError: two lines\n") == 4
+    assert "LocalProtocolError: malformed" not in text.getvalue()

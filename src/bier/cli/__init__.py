@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -116,7 +117,9 @@ logging.getLogger("bier").setLevel(logging.INFO)
 
 
 def main() -> NoReturn:
+    _open_streams()
     try:
+        _check_surroundings()
         code = app(args=_arguments(), standalone_mode=False)
         sys.stdout.flush()
     except BierError as error:
@@ -143,6 +146,27 @@ def main() -> NoReturn:
         smaller = "; try a smaller batch: train.batch_images=4 or --batch-size 16" * ("out of memory" in reason)
         _end(f"Memory ran out: {reason}{smaller}.", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Python has None for a stream that the shell has closed, as `>&-` does; what is printed there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def _check_surroundings() -> None:
+    """What every library takes for granted, and answers with a traceback or a crash where it is not so."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("The folder that the command was started in is gone. Change to one that exists.") from None
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        value = os.environ.get(name, "0")
+        if not value.isdecimal() or not value.isascii():
+            raise ConfigError(
+                f"The variable {name} must be a whole number, as torchrun sets it. Got {value!r} instead."
+            )
 
 
 def _lacks_memory(error: BaseException) -> bool:

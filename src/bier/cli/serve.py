@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import typer
 
+from bier import files
 from bier.cli.terminal import Backbone, Json, Root, emit, follow_steps, model_or_backbone, progress_bar, say
 from bier.errors import ConfigError, needs
 
@@ -46,6 +47,10 @@ Host = Annotated[
     ),
 ]
 Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 chooses a free one.")]
+Pictures = Annotated[
+    list[Path] | None,
+    typer.Option("--pictures", metavar="FOLDER", help="Show an index's pictures in this folder too; may be repeated."),
+]
 AllowedHosts = Annotated[
     list[str] | None,
     typer.Option("--allow-host", metavar="NAME", help="Accept this host name too, as behind a proxy; may be repeated."),
@@ -69,6 +74,7 @@ def serve(
     images: Images = None,
     index: IndexFolder = None,
     store: StoreUri = None,
+    pictures: Pictures = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     allow_host: AllowedHosts = None,
@@ -107,13 +113,40 @@ def serve(
         with progress_bar() as bar:
             recorded = run is None and backbone is None and (store or index)  # a collection names its model
             used = None if recorded else model_or_backbone(run, backbone)
-            collection = _collection(used, data, root, images, index, store, follow_steps(bar))
+            target = _target(used, data, images, index, store)
+            collection = _collection(used, data, root, images, target, follow_steps(bar))
         for note in collection.notes:
             say(note)
-        app = _application(used, collection, access)
+        app = _application(used, collection, access, target, pictures or [])
         shown = "localhost" if host in _EVERY_ADDRESS else host
         url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
         _run(app, listening, partial(_announce, collection, url, access, _is_loopback(host), json))
+
+
+def _target(
+    run: "Path | Untrained | None", data: str | None, images: str | None, index: Path | None, store: str | None
+) -> str | None:
+    """The index or the store that the options name, or that the run is or has; None where images are to be encoded."""
+    from bier.collection import run_folder
+
+    named = {"--data": data, "--images": images, "--index": index, "--store": store}
+    chosen = [name for name, value in named.items() if value is not None]
+    if len(chosen) > 1:
+        raise ConfigError(f"Give at most one collection to show. Got {' and '.join(chosen)} instead.")
+    if store is not None or index is not None:
+        return store or str(index)
+    if chosen:
+        return None
+    if not isinstance(run, Path):
+        raise ConfigError("--backbone has no data set of its own; say what to show with --data, --images or --index.")
+    if (run / "config.toml").is_file():
+        return None
+    if not (run / "manifest.json").is_file() and not (run_folder(run) / "index").exists():
+        raise ConfigError(
+            f"{run} must be a run, an index, or a model together with --data, --images or --index. "
+            f"Found {'no model' if not (run / 'model.json').is_file() else 'a model alone'}."
+        )
+    return str(run)
 
 
 def _collection(
@@ -121,34 +154,43 @@ def _collection(
     data: str | None,
     root: str | None,
     images: str | None,
-    index: Path | None,
-    store: str | None,
+    target: str | None,
     progress: "Progress",
 ) -> "Collection":
-    """The collection that the options name; without any, the data set that the run was trained on, or its index."""
-    from bier.collection import data_collection, image_collection, run_folder, stored_collection
+    """The collection that the options name; without any, the data set that the run was trained on."""
+    from bier.collection import data_collection, image_collection
     from bier.evaluate.dataset import data_settings
 
-    named = {"--data": data, "--images": images, "--index": index, "--store": store}
-    chosen = [name for name, value in named.items() if value is not None]
-    if len(chosen) > 1:
-        raise ConfigError(f"Give at most one collection to show. Got {' and '.join(chosen)} instead.")
-    if store is not None or index is not None:
-        return stored_collection(run, store or str(index), progress)
+    if target is not None:
+        return _stored(run, target, progress)
     assert run is not None
     if images is not None:
         return image_collection(run, images, progress)
-    if data is None and not isinstance(run, Path):
-        raise ConfigError("--backbone has no data set of its own; say what to show with --data, --images or --index.")
-    if data is None and isinstance(run, Path) and not (run / "config.toml").is_file():
-        if not (run / "manifest.json").is_file() and not (run_folder(run) / "index").exists():
-            raise ConfigError(
-                f"{run} must be a run, an index, or a model together with --data, --images or --index. "
-                f"Found {'no model' if not (run / 'model.json').is_file() else 'a model alone'}."
-            )
-        return stored_collection(None if (run / "manifest.json").is_file() else run, str(run), progress)
     settings, own = data_settings(run, data, root)
     return data_collection(run, settings, own, progress)
+
+
+def _stored(run: "Path | Untrained | None", target: str, progress: "Progress | None" = None) -> "Collection":
+    from bier.collection import stored_collection
+
+    is_index = isinstance(run, Path) and (run / "manifest.json").is_file()
+    return stored_collection(None if is_index else run, target, progress)
+
+
+def _follow_index(run: "Path | Untrained | None", target: str) -> "Callable[[], Collection | None]":
+    """Opens the index anew where another process has replaced it."""
+    folder = next(one for one in (Path(target), Path(target) / "index") if (one / "manifest.json").is_file())
+    before = files.stamp(folder / "manifest.json")
+
+    def reopen() -> "Collection | None":
+        nonlocal before
+        now = files.stamp(folder / "manifest.json")
+        if now in (before, (0, 0)):  # (0, 0): it is just being replaced
+            return None
+        collection, before = _stored(run, target), now
+        return collection
+
+    return reopen
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -185,12 +227,24 @@ def _access(host: str, allowed: list[str], token: str | None) -> "Access":
     return Access(names, any_address=host in _EVERY_ADDRESS, token=token or secrets.token_urlsafe(18))
 
 
-def _application(run: "Path | Untrained | None", collection: "Collection", access: "Access") -> "FastAPI":
+def _application(
+    run: "Path | Untrained | None",
+    collection: "Collection",
+    access: "Access",
+    target: str | None,
+    pictures: list[Path],
+) -> "FastAPI":
     from bier.collection import run_folder
+    from bier.search import is_store_uri
     from bier.web.app import create_app
 
     report = run_folder(run) / "report" if isinstance(run, Path) else None
-    return create_app(collection, report=report, access=access, version=secrets.token_hex(4))
+    folders = reopen = None
+    if target is not None:  # others may have written what names the pictures
+        folders = [collection.root or Path(), *pictures]
+        reopen = None if is_store_uri(target) else _follow_index(run, target)
+    version = secrets.token_hex(4)
+    return create_app(collection, report=report, access=access, version=version, folders=folders, reopen=reopen)
 
 
 def _announce(collection: "Collection", url: str, access: "Access", loopback: bool, as_json: bool) -> None:

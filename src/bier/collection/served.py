@@ -44,7 +44,7 @@ _MOST_IN_STORE = 20_000  # the same for an external store, which would have to s
 def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
     """The collection in an index or a store, with the model that it names or the one given instead."""
     collection = Collection.open(target, run)
-    collection.recall = recall_of(collection.store, collection.model.weighting, progress)
+    _ = collection.model  # an error about the model comes now, not with the first request
     return collection
 
 
@@ -74,14 +74,13 @@ def image_collection(run: Path | Untrained, images: Path | str, progress: Progre
         assert isinstance(store, Index)
         if not len(store):
             raise no_image_readable(len(source.ids))
-        if collection.changed or "recall" not in store.about:
-            store.about["recall"] = recall_of(store, source.model.weighting, progress)
+        if collection.changed:
             try:
                 if folder is not None:
                     store.save_locked(folder)
             except (OSError, BierError) as error:
                 notes.append(f"The vectors could not be kept for the next start: {error}")
-    collection.title, collection.recall = files.name_text(Path(place).name), store.about["recall"]
+    collection.title = files.name_text(Path(place).name)
     collection.notes = (*(f"left out: {broken.reason}" for broken in source.skipped), *notes)
     return collection
 
@@ -123,7 +122,9 @@ def data_collection(
         source = source_of(part)
         made = build_index(source, progress=progress)
         queries = source_of(dataset["query"]) if dataset.protocol == "query-gallery" else None
-        made.about["recall"] = _recall_by_protocol(dataset, made, source, queries, progress)
+        recall = _recall_by_protocol(dataset, made, source, queries, progress) if own else None
+        images = f"{len(part):,} test images of {files.name_text(settings.name)}, whose classes were not trained on"
+        made.about["recall"] = recall and {**recall, "on": images}
         return made, source
 
     return _kept(run, part, settings.name, {"data": settings.name, "root": settings.root}, encoded)

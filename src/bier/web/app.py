@@ -1,27 +1,37 @@
 """The web server: the page, and the JSON API that it uses."""
 
+import logging
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
+import anyio.to_thread
 from fastapi import FastAPI, Request, Response, UploadFile
 from fastapi import Query as QueryParameter
 from fastapi.responses import FileResponse, RedirectResponse
 from fastapi.routing import APIRoute
+from pydantic import StringConstraints
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 import bier
 from bier.collection import Collection
+from bier.errors import BierError
 from bier.web import schema
+from bier.web.decoding import FULL
 from bier.web.guard import Access, Guard, Limits, add_error_handlers
 from bier.web.service import Query, ResultRow, Service
 
 STATIC = Path(str(files("bier.web") / "static"))
+_LOOK_SECONDS = 2.0  # between looks whether the collection was replaced
+_Id = Annotated[str, StringConstraints(max_length=4096)]
 _YEAR = "private, max-age=31536000, immutable"
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Error} for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
@@ -60,6 +70,8 @@ def create_app(
     report: Path | None = None,
     access: Access | None = None,
     version: str = "0",
+    folders: Sequence[Path | str] | None = None,
+    reopen: Callable[[], Collection | None] | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -68,14 +80,38 @@ def create_app(
         access: the host names and the token that requests must have; by default this machine alone, without a token.
         version: a text that changes with every start, so that browsers do not show cached pictures of another
             collection.
+        folders: pictures of the collection are shown from below these folders and URLs alone, or from anywhere.
+        reopen: returns the collection anew where it was replaced since, and None where it was not.
     """
     bounds = limits or Limits()
-    service = Service(collection, bounds)
+    has_report = report is not None and (report / "index.html").is_file()
+    service = Service(collection, bounds, folders)
+    shown = _Shown(service, _status(service, bounds, has_report, version))
+
+    async def follow(look: Callable[[], Collection | None]) -> None:
+        told = ""
+        while True:
+            await anyio.sleep(_LOOK_SECONDS)
+            try:
+                replaced = await anyio.to_thread.run_sync(look)
+                if replaced is not None:
+                    newer = await anyio.to_thread.run_sync(Service, replaced, bounds, folders)
+                    newer.take_over(shown.service)
+                    status = _status(newer, bounds, has_report, secrets.token_hex(4))
+                    shown.service, shown.status, told = newer, status, ""
+            except BierError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logging.getLogger("uvicorn.error").error("The collection was replaced: %s", " ".join(told.split()))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.close()
+        async with anyio.create_task_group() as tasks:
+            if reopen is not None:
+                tasks.start_soon(follow, reopen)
+            yield
+            tasks.cancel_scope.cancel()
+        shown.service.close()
 
     # FastAPI's own documentation pages load scripts from other servers; /openapi.json works with any viewer.
     app = FastAPI(
@@ -88,8 +124,7 @@ def create_app(
     )
     app.router.route_class = _OneFileRoute
     app.state.warm_up = service.warm_up  # for `create_server`, which can report an error in one line
-    has_report = report is not None and (report / "index.html").is_file()
-    _add_api(app, service, bounds, _status(service, bounds, has_report, version))
+    _add_api(app, shown, bounds)
     add_error_handlers(app)
     if has_report and report is not None:
         app.mount("/report", StaticFiles(directory=report, html=True))
@@ -102,7 +137,15 @@ def create_app(
     return app
 
 
-def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Status) -> None:
+@dataclass
+class _Shown:
+    """What requests are answered from; it is exchanged where the collection is replaced."""
+
+    service: Service
+    status: schema.Status
+
+
+def _add_api(app: FastAPI, shown: _Shown, limits: Limits) -> None:
     count = Annotated[int, QueryParameter(ge=1, le=limits.results, description="Results per row.")]
     first = Annotated[
         int | None, QueryParameter(ge=1, description="Use this many learners, the first ones. All by default.")
@@ -118,7 +161,7 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
     @app.get("/api/status")
     async def read_status() -> schema.Status:
         """The collection: its size, its learners, and the recall of each learner and of each prefix of the ensemble."""
-        return status
+        return shown.status
 
     @app.get("/api/browse")
     async def browse(
@@ -127,24 +170,25 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         label: Annotated[str, QueryParameter(max_length=200, description="Only labels with this text in them.")] = "",
     ) -> schema.Browsed:
         """Some images of the collection, to choose one from."""
-        matching, some = service.browse(count, seed, label)
+        matching, some = shown.service.browse(count, seed, label)
         return schema.Browsed(matching=matching, images=[schema.ImageRef(id=one, label=name) for one, name in some])
 
     @app.get("/api/image/{name:text}", response_class=Response)
-    async def image(name: str, size: Literal["256", "640"] = "256", v: str = "") -> Response:
-        """A small picture of an image of the collection, or of an upload."""
-        made = await service.thumbnail(name, int(size))
+    async def image(name: str, size: Literal["256", "640", "full"] = "256", v: str = "") -> Response:
+        """A small picture of an image of the collection, or of an upload; "full": of up to 4,096 pixels."""
+        made = await shown.service.thumbnail(name, FULL if size == "full" else int(size))
         return Response(made.data, media_type=made.media_type, headers={"cache-control": _YEAR if v else "no-cache"})
 
     @app.get("/api/search")
     async def search_by_id(
-        id: Annotated[str, QueryParameter(max_length=4096)],  # noqa: A002 - the name that clients write
+        id: Annotated[list[_Id], QueryParameter(min_length=1, max_length=8)],  # noqa: A002 - the name that clients write
         k: count = 10,
         learners: first = None,
         rows: wanted = "all",
         rerank: second_look = None,
     ) -> schema.Answer:
-        """The images nearest to one of the collection, or to an earlier upload by its id."""
+        """The images nearest to one of the collection, or to an earlier upload, by its id; to the mean of several."""
+        service = shown.service
         query = await service.find(id)
         return await _searched(service, query, 0.0, k, learners, rows == "all", rerank)
 
@@ -157,7 +201,7 @@ def _add_api(app: FastAPI, service: Service, limits: Limits, status: schema.Stat
         rerank: second_look = None,
     ) -> schema.Answer:
         """The images nearest to an uploaded picture; its id can be searched for again for a while."""
-        started = time.perf_counter()
+        started, service = time.perf_counter(), shown.service
         query = await service.encode(image)
         encoding = time.perf_counter() - started
         return await _searched(service, query, encoding, k, learners, rows == "all", rerank)
@@ -177,6 +221,7 @@ async def _searched(
     seconds = {"encode": encoding, "search": time.perf_counter() - started}
     return schema.Answer(
         query=schema.ImageRef(id=query.name, label=query.label),
+        others=[schema.ImageRef(id=one.name, label=one.label) for one in query.others],
         rows=[_row(row, query) for row in rows],
         milliseconds={name: round(1e3 * value, 2) for name, value in seconds.items()},
     )
@@ -201,7 +246,8 @@ def _row(row: ResultRow, query: Query) -> schema.Row:
 
 def _status(service: Service, limits: Limits, report: bool, version: str) -> schema.Status:
     collection, groups = service.collection, service.groups
-    known = collection.recall
+    # Of images whose classes may have been trained on, recall would promise too much.
+    known = collection.recall if collection.recall and collection.recall.get("on") else None
     prefixes, learners = (known["prefixes"], known["learners"]) if known else ([None] * len(groups),) * 2
     ends = [sum(groups[: m + 1]) for m in range(len(groups))]
     return schema.Status(
@@ -216,6 +262,7 @@ def _status(service: Service, limits: Limits, report: bool, version: str) -> sch
         ],
         learners=[schema.Learner(learner=m + 1, dimension=size, recall=learners[m]) for m, size in enumerate(groups)],
         queries=known["queries"] if known else None,
+        measured_on=known["on"] if known else None,
         backbone=collection.model.backbone.name,
         upload=schema.UploadLimits(bytes=limits.upload_bytes, pixels=limits.upload_pixels),
         report=report,

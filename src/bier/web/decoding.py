@@ -21,6 +21,7 @@ from bier.images.transforms import prepare
 from bier.system import trim_memory
 
 SIZES = (256, 640)  # longest side in pixels: of a tile, and of the query
+FULL = 4_096  # of a picture that is looked at on its own
 Refusal = Literal["too_many_pixels", "not_a_picture", "broken_picture", "too_slow"]
 _LOSSLESS = 128  # pictures no larger are sent as PNG
 _MOST_SCANS = 100  # of a progressive JPEG; encoders write about ten. Each scan decodes the whole picture once more.

@@ -43,6 +43,7 @@ class Status(BaseModel):
     prefixes: list[Prefix]
     learners: list[Learner]
     queries: int | None = Field(description="Images that recall was measured with.")
+    measured_on: str | None = Field(description="Which images these are; no class of them was trained on.")
     backbone: str
     upload: UploadLimits
     report: bool = Field(description="Whether /report/ has the report of the run.")
@@ -78,5 +79,6 @@ class Row(BaseModel):
 
 class Answer(BaseModel):
     query: ImageRef
+    others: list[ImageRef] = Field(description="Further pictures of the same query.")
     rows: list[Row]
     milliseconds: dict[str, float] = Field(description="'encode' and 'search'.")

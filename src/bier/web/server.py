@@ -6,6 +6,7 @@ for ever, and with as many of these as the process may open files, nobody is ans
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -13,11 +14,15 @@ from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI
+from h11 import ProtocolError
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bier.web.guard import RateLimit
 
 HEAD_SECONDS = 10.0  # for the head of a request, and for a client to read on where a response waits for it
 _MOST_CONNECTIONS = 512
 _BACKLOG = 64  # asyncio accepts so many connections in one go, before any of them can be closed
+_LINES = 20  # of the log per minute
 _SHUTDOWN = 3  # seconds that running requests get when the server is stopped
 
 
@@ -61,7 +66,35 @@ def create_server(
         backlog=_BACKLOG,
         timeout_graceful_shutdown=_SHUTDOWN,
     )
+    logging.getLogger("uvicorn.error").addFilter(ShortLog())
     return Server(config, app.state.warm_up, ready)
+
+
+class ShortLog(logging.Filter):
+    """Keeps what anyone who can connect could write to the log short, so that nobody fills the disk with it.
+
+    Requests that are no proper HTTP leave nothing. A traceback is written once for the line that has raised; after
+    that, an error is one line, and there are at most so many lines per minute.
+    """
+
+    def __init__(self, lines: int = _LINES) -> None:
+        super().__init__()
+        self._rate, self._seen = RateLimit(lines / 60, lines), set[tuple[str, int]]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ProtocolError) or self._rate.wait("", 1.0):
+            return False
+        if error is not None:
+            last = error.__traceback__
+            while last is not None and last.tb_next is not None:
+                last = last.tb_next
+            place = ("", 0) if last is None else (last.tb_frame.f_code.co_filename, last.tb_lineno)
+            if place in self._seen:
+                text = " ".join(f"{record.getMessage()}: {type(error).__name__}: {error}".split())[:300]
+                record.msg, record.args, record.exc_info, record.exc_text = text, (), None, None
+            self._seen.add(place)
+        return True
 
 
 def _connection_limit() -> int:

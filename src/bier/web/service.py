@@ -1,5 +1,6 @@
 """The work behind requests: search and encoding in threads beside the event loop, decoding in processes."""
 
+import os
 import random
 import secrets
 import threading
@@ -7,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -20,10 +22,11 @@ from numpy.typing import NDArray
 from bier.collection import Collection
 from bier.errors import BierError, DataError
 from bier.evaluate.thresholds import kept_threshold
-from bier.files import name_text
+from bier.files import is_url, name_text
 from bier.search import Id
 from bier.search.rerank import Match, search_one
-from bier.web.decoding import Decoded, Refusal, Thumbnail, decode_upload, draw
+from bier.search.store import spans
+from bier.web.decoding import SIZES, Decoded, Refusal, Thumbnail, decode_upload, draw
 from bier.web.guard import ApiError, Limits, too_large
 
 UPLOAD = "upload:"
@@ -76,12 +79,16 @@ class Upload(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A picture to search with. `id` is set for an image of the collection, which must not find itself."""
+    """A picture to search with, or several: `vector` is their mean, `others` are the further ones.
+
+    `id` is set for an image of the collection, which must not find itself.
+    """
 
     name: str
     vector: Floats
     id: Id | None = None
     label: str | None = None
+    others: tuple["Query", ...] = ()
 
 
 class Hit(NamedTuple):
@@ -112,8 +119,10 @@ class Service:
     memory or crashes its decoder costs one worker, and nobody waits for it at the model.
     """
 
-    def __init__(self, collection: Collection, limits: Limits) -> None:
+    def __init__(self, collection: Collection, limits: Limits, folders: Sequence[Path | str] | None = None) -> None:
+        """`folders`: pictures of the collection are shown from below these alone; None: wherever they are."""
         self.collection, self.limits = collection, limits
+        self._folders = None if folders is None else [_plain_path(folder) for folder in folders]
         self.store = collection.store
         self.groups = self.store.groups
         self.ids: Sequence[Id] = self.store.ids
@@ -146,6 +155,12 @@ class Service:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def take_over(self, other: "Service") -> None:
+        """Remember the uploads of a service that this one replaces, if one model has encoded both collections."""
+        ours, theirs = (one.store.about.get("model") for one in (self, other))
+        if self.groups == other.groups and ours == theirs:
+            self._uploads = other._uploads
+
     async def warm_up(self) -> None:
         """Encode one picture and start a worker, so that the first upload does not wait for either.
 
@@ -173,14 +188,27 @@ class Service:
         drawn = random.Random(seed).sample(rows, min(count, len(rows)))
         return len(rows), [(self._name_of[self.ids[row]], self.labels[row]) for row in drawn]
 
-    async def find(self, name: str) -> Query:
-        """The query of this name: an id of the collection as text, or a recent upload."""
-        found = await _threaded(self._searching, self._find, name)
-        if found is None and name.startswith(UPLOAD):
-            raise ApiError(404, "forgotten", "That picture is no longer stored here. Send it again.")
-        if found is None:
-            raise ApiError(404, "unknown_id", f"The collection has no image {name[:200]!r}.")
-        return found
+    async def find(self, names: Sequence[str]) -> Query:
+        """The query of these names: ids of the collection as text, or recent uploads."""
+        queries = []
+        for name in dict.fromkeys(names):
+            query = await _threaded(self._searching, self._find, name)
+            if query is None and name.startswith(UPLOAD):
+                raise ApiError(404, "forgotten", "That picture is no longer stored here. Send it again.")
+            if query is None:
+                raise ApiError(404, "unknown_id", f"The collection has no image {name[:200]!r}.")
+            queries.append(query)
+        first, *others = queries
+        return first._replace(vector=self._mean([query.vector for query in queries]), others=tuple(others))
+
+    def _mean(self, vectors: Sequence[Floats]) -> Floats:
+        """The mean of vectors; each learner's part keeps the length that it has in all of them."""
+        mean: Floats = np.mean(vectors, axis=0, dtype=np.float32)
+        if len(vectors) > 1:
+            for span in spans(self.groups):
+                length = float(np.linalg.norm(mean[span]))
+                mean[span] *= float(np.linalg.norm(vectors[0][span])) / length if length else 0.0
+        return mean
 
     async def encode(self, upload: UploadFile) -> Query:
         """Encode an uploaded picture and remember it for a while."""
@@ -211,7 +239,7 @@ class Service:
     async def thumbnail(self, name: str, size: int) -> Thumbnail:
         """The small picture of an id or an upload."""
         if (upload := self._uploads.get(name)) is not None:
-            return upload.thumbnails[size]
+            return upload.thumbnails[min(size, max(SIZES))]
         if name not in self._row_of:
             raise ApiError(404, "unknown_id", "The collection has no such image.")
         known = self._thumbnails.get((name, size))
@@ -222,10 +250,17 @@ class Service:
             source, box = await _threaded(self._searching, self.collection.picture, self.ids[self._row_of[name]])
         except DataError as error:
             raise gone from error
+        if self._folders is not None and isinstance(source, Path | str):
+            plain = _plain_path(source)
+            source = plain if is_url(plain) else Path(plain)  # what is opened is what has been compared
+            if not any(plain.startswith(os.path.join(folder, "")) for folder in self._folders):  # noqa: PTH118
+                message = "The picture lies outside the collection's folder; bier serve --pictures FOLDER shows it."
+                raise ApiError(403, "outside", message)
         made = await self._in_process(self._drawing, draw, source, box, size)
         if isinstance(made, str):
             raise gone
-        self._thumbnails.add((name, size), made)
+        if size in SIZES:
+            self._thumbnails.add((name, size), made)
         return made
 
     async def _in_process(self, limiter: CapacityLimiter, work: Callable[..., T | Refusal], *given: Any) -> T | Refusal:
@@ -274,7 +309,10 @@ class Service:
 
     def _row(self, query: Query, k: int, alone: bool, learners: int, rerank: str | None) -> ResultRow:
         chosen = [learners] if alone else None if learners == len(self.groups) else learners
-        matches = search_one(self.store, query.vector, k, rerank=rerank, learners=chosen, without=query.id)
+        own = {one.id for one in query.others if one.id is not None}
+        wide = k + len(own)
+        found = search_one(self.store, query.vector, wide, rerank=rerank, learners=chosen, without=query.id)
+        matches = [match for match in found if match.id not in own][:k]
         threshold = kept_threshold(self.collection.model.metadata, learners, alone)
         hits = [self._hit(match, threshold) for match in matches if match.id in self._name_of]
         hits.sort(key=lambda hit: hit.same is False)  # re-ranking may put an image below the threshold first
@@ -285,6 +323,13 @@ class Service:
         same = None if threshold is None else match.similarity >= threshold
         name = self._name_of[match.id]
         return Hit(name, self.labels[self._row_of[name]], match.score, match.similarity, same)
+
+
+def _plain_path(place: Path | str) -> str:
+    """A path without "..", as text, so that links are followed; a URL as it is, or nothing where it has ".."."""
+    if is_url(place):
+        return str(place) if ".." not in str(place) else ""
+    return os.path.abspath(place)  # noqa: PTH100
 
 
 async def _threaded(limiter: CapacityLimiter, work: Callable[..., T], *arguments: Any) -> T:

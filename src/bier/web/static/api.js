@@ -32,7 +32,11 @@ export const status = () => ask("api/status");
 export const browse = (count, seed, label, signal) =>
   ask(`api/browse?${new URLSearchParams({ count, seed, label })}`, { signal });
 
-export const search = (id, options, signal) => ask(`api/search?${new URLSearchParams({ id, ...options })}`, { signal });
+export function search(ids, options, signal) {
+  const values = new URLSearchParams(options);
+  for (const id of ids) values.append("id", id);
+  return ask(`api/search?${values}`, { signal });
+}
 
 export function upload(file, options, signal) {
   const form = new FormData();

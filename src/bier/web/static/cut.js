@@ -11,14 +11,12 @@ export function prepare(status, changed) {
   const count = status.groups.length;
   slider.max = count;
   slider.value = count;
-  byId("cut").hidden = count < 2 || status.images === 0;
+  byId("cut").hidden = count < 2;
   byId("cut-ticks").replaceChildren(...status.groups.map((_, m) => element("span", { textContent: m + 1 })));
   const measured = status.queries !== null;
-  byId("cut-recall-box").hidden = !measured;
-  byId("cut-bars").hidden = !measured;
   byId("cut-note").textContent = measured
-    ? `Recall@1: how often the nearest image has the same label, measured with ${status.queries.toLocaleString("en")} queries.`
-    : "Recall was not measured: it needs labels that several images share, and a collection that is not too large.";
+    ? `Recall@1: how often the nearest image has the same label, measured on ${status.measured_on} (${status.queries.toLocaleString("en")} queries).`
+    : "";
   if (measured) {
     const highest = Math.max(...status.prefixes.map((prefix) => prefix.recall["1"]), 1);
     byId("cut-bars").replaceChildren(
@@ -29,11 +27,17 @@ export function prepare(status, changed) {
       }),
     );
   }
+  measure(measured);
   byId("cut").addEventListener("submit", (event) => event.preventDefault());
   slider.addEventListener("input", () => {
     describe(status, Number(slider.value));
     changed(Number(slider.value));
   });
+}
+
+// Recall is that of the plain search: with re-ranking it is not shown.
+export function measure(on) {
+  for (const id of ["cut-recall-box", "cut-bars", "cut-note"]) byId(id).hidden = !on;
 }
 
 export const chosen = () => Number(slider.value);

@@ -4,17 +4,16 @@
 export function read() {
   const values = new URLSearchParams(location.hash.slice(1));
   const learners = Number.parseInt(values.get("learners") ?? "", 10);
-  return { id: values.get("id"), learners: Number.isInteger(learners) ? learners : null, rerank: values.get("rerank") };
+  return { ids: values.getAll("id"), learners: Number.isInteger(learners) ? learners : null, rerank: values.get("rerank") };
 }
 
-export function address(id, learners, rerank) {
-  const values = new URLSearchParams();
-  if (id) values.set("id", id);
+export function address(ids, learners, rerank) {
+  const values = new URLSearchParams(ids.map((id) => ["id", id]));
   if (learners) values.set("learners", learners);
   if (rerank) values.set("rerank", rerank);
   return `#${values}`;
 }
 
-export function replace(id, learners, rerank) {
-  history.replaceState(null, "", address(id, learners, rerank));
+export function replace(ids, learners, rerank) {
+  history.replaceState(null, "", address(ids, learners, rerank));
 }

@@ -1,11 +1,11 @@
-// The user's own picture: chosen, dropped or pasted.
+// The user's own pictures: chosen, dropped or pasted.
 
 const drop = document.getElementById("drop");
 const input = document.getElementById("file");
 
 export function prepare(take) {
   input.addEventListener("change", () => {
-    if (input.files[0]) take(input.files[0]);
+    if (input.files.length) take([...input.files]);
     input.value = ""; // so that the same file can be chosen again
   });
   let depth = 0;
@@ -28,12 +28,10 @@ export function prepare(take) {
     drop.classList.remove("over");
     if (!holdsFile(event)) return;
     event.preventDefault();
-    const [file] = event.dataTransfer.files;
-    if (file) take(file);
+    if (event.dataTransfer.files.length) take([...event.dataTransfer.files]);
   });
   document.addEventListener("paste", (event) => {
-    const [file] = event.clipboardData?.files ?? [];
-    if (file) take(file);
+    if (event.clipboardData?.files.length) take([...event.clipboardData.files]);
   });
 }
 
