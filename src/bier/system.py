@@ -87,7 +87,7 @@ def describe(device: "torch.device") -> str:
     """`cuda:0 (NVIDIA A100)`; the type alone where torch knows no name."""
     import torch
 
-    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    name = getattr(getattr(torch, device.type, None), "get_device_name", None)
     return f"{device} ({name(device)})" if name is not None else str(device)
 
 

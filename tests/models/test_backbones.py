@@ -232,9 +232,9 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="do not fit"):
         build_backbone("resnet18", weights=tmp_path / "w.safetensors")
     (tmp_path / "w.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelError, match="readable safetensors"):
+    with pytest.raises(ModelError, match="must be a safetensors file"):
         build_backbone("resnet10t", weights=tmp_path / "w.safetensors")
-    with pytest.raises(ModelError, match="readable safetensors"):
+    with pytest.raises(ModelError, match="must be a safetensors file"):
         build_backbone("resnet10t", weights=tmp_path / "absent.safetensors")
 
 

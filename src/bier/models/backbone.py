@@ -30,7 +30,7 @@ def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
 
 def _has_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":  # Apple's says nothing about it
-        supported = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+        supported = getattr(getattr(torch, device.type, None), "is_bf16_supported", None)
         return supported is not None and bool(supported(including_emulation=False))
     checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(check is not None and check() for check in checks)
