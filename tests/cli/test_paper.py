@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,14 @@ def test_all_of_it_with_the_smoke_budget(names: list[str], cli: Cli, tmp_path: P
     code, out, _ = cli("paper", "show", "cifar10", "--out", out_folder, "--json")
     shown = json.loads(out)["experiments"]["cifar10"]
     assert shown == result["experiments"]["cifar10"]
+
+
+def test_show_takes_the_budget_that_something_was_trained_with(cli: Cli, tmp_path: Path) -> None:
+    """The network as it came is the same under every budget."""
+    shutil.copy(Path(__file__).parents[2] / "docs" / "results" / "reduced" / "cub.jsonl", tmp_path)
+    code, out, _ = cli("paper", "show", "summary", "--out", tmp_path, "--json")
+    assert code == 0
+    assert json.loads(out)["experiments"]["summary"]["budget"] == "main"
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,11 @@ def show(
     for one in _experiments(names):
         budgets = [budget_of(budget)] if budget else list(BUDGETS.values())[::-1]
         tables = [table_of(one, some, Results(out)) for some in budgets]
-        found = next((table for table in tables if any(line.seeds for line in table.lines)), None)
-        if found is not None:
-            drawn[one.name] = _draw(one, found.budget, out)
+        # An untrained network is the same under every budget: it says nothing about which one was run.
+        trained = [table for table in tables if any(line.seeds and not line.row.untrained for line in table.lines)]
+        found = trained or [table for table in tables if any(line.seeds for line in table.lines)]
+        if found:
+            drawn[one.name] = _draw(one, found[0].budget, out)
     if not drawn:
         name = " ".join(names)
         raise ConfigError(
