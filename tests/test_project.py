@@ -170,8 +170,12 @@ def test_the_files_of_the_code_host_can_be_read() -> None:
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert released[0] == bier.__version__
+    headings = re.findall(r"^## (.+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    released = [re.fullmatch(r"(\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)", heading) for heading in headings]
+    assert all(released), headings
+    assert released[0] is not None
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert released[0].groups() == (bier.__version__, str(citation["date-released"]))
 
 
 @pytest.mark.slow

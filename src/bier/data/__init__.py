@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,11 @@ from bier.data.benchmarks import (
 )
 from bier.data.listing import list_images, read_features, read_folder, read_table
 from bier.data.records import Dataset, Part, held_out, readable
-from bier.data.sampler import BalancedBatches
 from bier.errors import ConfigError, DataError, did_you_mean
 from bier.files import place_of
+
+if TYPE_CHECKING:
+    from bier.data.sampler import BalancedBatches
 
 __all__ = [
     "NAMES",
@@ -40,6 +42,17 @@ __all__ = [
     "note",
     "readable",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The sampler is one of torch, which commands that only list images do not wait for."""
+        if name == "BalancedBatches":
+            from bier.data.sampler import BalancedBatches
+
+            return BalancedBatches
+        raise AttributeError(f"module 'bier.data' has no attribute {name!r}")
+
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "cub": CUB,

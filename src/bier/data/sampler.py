@@ -2,19 +2,23 @@
 
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch.utils.data import BatchSampler
 
+from bier import distributed
 from bier.errors import ConfigError, DataError
 
 Indices = NDArray[np.int64]
 
 
-class BalancedBatches:
+class BalancedBatches(BatchSampler):
     """An endless batch sampler: each batch is a list of (index, seed), the image and the seed of its augmentation.
 
-    With an `ImageDataset` it goes into a plain `DataLoader(dataset, batch_sampler=BalancedBatches(...))`.
+    With an `ImageDataset` it goes into a plain `DataLoader(dataset, batch_sampler=BalancedBatches(...))`. For a data
+    set of your own, `seeds=False` gives plain indices.
 
     - A batch holds `classes` different classes with `images` images each, class after class.
     - An epoch visits every class once, in a shuffled order. Where the number of classes is no multiple of
@@ -25,11 +29,12 @@ class BalancedBatches:
       over time all are seen equally often, never one twice in a batch. A class with fewer than `images` images
       repeats them, each as often as the others or once more; repetitions have seeds, and so augmentations,
       of their own.
-    - Rank `rank` of `world` gets its share of the one global batch: `batch_size / world` entries in a row. The
-      shares of all ranks one after the other are exactly the batch of `world=1`. A batch that cannot be shared
-      out equally is a ConfigError.
+    - Rank `rank` of `world`, by default those of the default process group, gets its share of the one global batch:
+      `batch_size / world` entries in a row. The shares of all ranks one after the other are exactly the batch of
+      `world=1`. A batch that cannot be shared out equally is a ConfigError.
 
-    `indices` (N,) are the image numbers that `labels` (N,) belong to; by default 0 to N - 1.
+    `indices` (N,) are the image numbers that `labels` (N,) belong to; by default 0 to N - 1. `sampler` is not used:
+    Lightning passes one to each batch sampler that is made in a `train_dataloader`.
 
     The batches depend on the labels, `classes`, `images` and `seed` alone. `state_dict()` is a handful of
     integers, fit for JSON; after `load_state_dict` the next batch is the one that would have come next. Rank and
@@ -43,9 +48,11 @@ class BalancedBatches:
         classes: int,
         images: int,
         seed: int,
-        rank: int = 0,
-        world: int = 1,
+        rank: int | None = None,
+        world: int | None = None,
         indices: ArrayLike | None = None,
+        seeds: bool = True,
+        sampler: object = None,
     ) -> None:
         _check_at_least_two("classes", classes)
         _check_at_least_two("images", images)
@@ -54,19 +61,33 @@ class BalancedBatches:
         self._members = _members(labels, indices)
         self.seed, self.classes, self.images = int(seed), int(classes), int(images)
         self.batch_size = min(self.classes, len(self._members)) * self.images
-        self._share = _share(self.batch_size, rank, world)
+        self._rank, self._world, self._seeds = rank, world, seeds
+        self._own_share()
         self._fingerprint = zlib.crc32(b"".join(member.tobytes() + b"/" for member in self._members))
         self._start(0)
 
     def __iter__(self) -> "BalancedBatches":
         return self
 
-    def __next__(self) -> list[tuple[int, int]]:
+    __len__ = None  # type: ignore[assignment]  # endless: a loader of it has no length either
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __next__(self) -> list[Any]:
         chosen = self._order.group(self._batches)
-        drawn = np.concatenate([self._draw(position) for position in chosen.tolist()])
+        drawn, share = np.concatenate([self._draw(position) for position in chosen.tolist()]), self._own_share()
         seeds = np.random.default_rng([self.seed, 2, self._batches]).integers(0, 2**63, len(drawn))
         self._batches += 1
-        return list(zip(drawn[self._share].tolist(), seeds[self._share].tolist(), strict=True))
+        if not self._seeds:
+            return list(drawn[share].tolist())
+        return list(zip(drawn[share].tolist(), seeds[share].tolist(), strict=True))
+
+    def _own_share(self) -> slice:
+        """Asked for each batch: a process group may be joined after the sampler was made."""
+        rank = distributed.rank() if self._rank is None else self._rank
+        world = distributed.world() if self._world is None else self._world
+        return _share(self.batch_size, rank, world)
 
     @property
     def batches(self) -> int:
