@@ -169,6 +169,23 @@ def test_runs_are_compared(cli: Cli, runs: Path) -> None:
     assert "mAP@R" in said
 
 
+def test_is_the_difference_real(cli: Cli, runs: Path, tmp_path: Path) -> None:
+    baseline, boosted = runs / "baseline", runs / "a-bier"
+    code, out, said = cli("evaluate", baseline, boosted, "--json", "--no-untrained", "--report", tmp_path / "page")
+    assert code == 0, said
+    first, second = (json.loads(out)["runs"][str(run)] for run in (baseline, boosted))
+    assert first["difference"] == {}
+    found = second["difference"][str(baseline)]
+    for name, expected in (
+        ("recall", second["recall"]["ensemble"]["1"] - first["recall"]["ensemble"]["1"]),
+        ("map_at_r", second["map_at_r"] - first["map_at_r"]),
+    ):
+        assert found[name]["value"] == pytest.approx(expected, abs=1e-9)
+        assert found[name]["low"] <= found[name]["value"] <= found[name]["high"]
+    assert "How sure the differences are" in (tmp_path / "page" / "index.html").read_text()
+    assert "a-bier - " in " ".join(cli("evaluate", baseline, boosted, "--no-untrained")[2].split())
+
+
 def test_a_part(cli: Cli, runs: Path) -> None:
     code, out, said = cli("evaluate", runs / "a-bier", "--part", "train", "--json", "--no-report")
     assert code == 0, said

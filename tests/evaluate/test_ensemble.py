@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bier.errors import BierError
-from bier.evaluate.ensemble import evaluate_ensemble
+from bier.evaluate.ensemble import difference, evaluate_ensemble
 from bier.evaluate.recall import draw_galleries, rank_r, ranks, recall_at_k
 from bier.method.ensemble import EmbeddingEnsemble
 
@@ -153,3 +153,23 @@ def test_bad_input_is_refused(embeddings, change, message):
     arguments = {"z": embeddings[0], "groups": GROUPS, "labels": embeddings[1], "ks": KS} | change
     with pytest.raises(BierError, match=message):
         evaluate_ensemble(**arguments)
+
+
+def test_a_difference_between_two_results_of_the_same_classes() -> None:
+    """Drawn by hand: each class as often as numpy draws it, both results on the same draw."""
+    generator = np.random.default_rng(3)
+    labels = np.repeat(np.arange(12), 5)
+    centres = generator.normal(size=(12, 6))[labels]
+    good, poor = (
+        evaluate_ensemble(centres + noise * generator.normal(size=(60, 6)), (6,), labels, (1,)) for noise in (0.3, 3.0)
+    )
+    found = difference(good, poor)
+    assert found is not None
+    hits = [100.0 * (one.ranks["ensemble"] == 0) for one in (good, poor)]
+    draws = np.random.default_rng(0).integers(12, size=(2000, 12))
+    means = [np.concatenate([(hits[0] - hits[1])[labels == label] for label in draw]).mean() for draw in draws]
+    assert found.recall == pytest.approx(((hits[0] - hits[1]).mean(), *np.quantile(means, (0.025, 0.975))))
+    assert found.recall.low > 0
+    assert difference(good, good).recall == (0.0, 0.0, 0.0)  # type: ignore[union-attr]
+    others = evaluate_ensemble(centres[5:], (6,), labels[5:], (1,))
+    assert difference(good, others) is None

@@ -85,9 +85,10 @@ def evaluate(
 
     A run is measured on the test part of the data set it was trained on, unless --data names another. A folder, table
     or feature file that the run was not trained on is measured whole, unless it names a test part itself. Several runs
-    or models are compared in one table. Recall counts ties against the query; a query never finds itself. The row
-    `untrained` is the backbone that the run started from, with its features normalised: what training had to beat. The
-    second table is about "same or not": the similarity above which 95% of the images that searches return are right.
+    or models are compared in one table, with how sure their differences are. Recall counts ties against the query; a
+    query never finds itself. The row `untrained` is the backbone that the run started from, with its features
+    normalised: what training had to beat. The second table is about "same or not": the similarity above which 95% of
+    the images that searches return are right.
 
     [bold]Examples[/bold]
 
@@ -110,8 +111,6 @@ def evaluate(
     ]
     if bool(models) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
-    if report is not None and len(models) > 1:
-        raise ConfigError("--report goes with one run or model at a time.")
     if report is not None:
         _check_report(report)
     if embeddings is not None:
@@ -121,9 +120,10 @@ def evaluate(
 
     with process_group():
         found: dict[str, dict[str, Any]] = {}
+        results: dict[str, EnsembleResult] = {}
         for run in models:
-            place = report
-            if place is None and isinstance(run, Path) and (run / "config.toml").is_file():
+            place = report if run == models[-1] else None
+            if report is None and isinstance(run, Path) and (run / "config.toml").is_file():
                 place = run / "report"
                 if not no_report and len(models) == 1:
                     _check_report(place)
@@ -135,9 +135,10 @@ def evaluate(
                 part,
                 cache,
                 skip_broken,
-                None if no_report or len(models) > 1 else place,
+                None if no_report or (report is None and len(models) > 1) else place,
                 rerank or [],
                 not no_untrained,
+                results,
             )
         if rank() == 0:
             _show(found, as_json)
@@ -169,13 +170,16 @@ def _measure(
     report: Path | None,
     rerank: Sequence[str],
     with_untrained: bool,
+    results: "dict[str, EnsembleResult]",
 ) -> dict[str, Any]:
+    """results: those of the runs before, which this one is compared with; its own is added."""
     with progress_bar() as bar:
         from bier.data import load as load_data
         from bier.data import readable
         from bier.data.records import ALL
         from bier.distributed import rank
         from bier.evaluate.dataset import NEW, as_trained, assess, assess_classifier, data_settings
+        from bier.evaluate.ensemble import difference
         from bier.evaluate.report.verdict import verdict
         from bier.models.model import load
 
@@ -214,14 +218,20 @@ def _measure(
             with counted_step(bar, "re-ranking") as progress:
                 reranked = _reranked(done.result, rerank, progress)
         untrained = done.untrained.result if done.untrained else None
+        comparison = {**({"untrained backbone": untrained} if untrained else {}), **results}
+        differences = {name: difference(done.result, other) for name, other in comparison.items()}
+        results[str(run)] = done.result
         sentences = verdict(done.result, done.classes, unseen=unseen, untrained=untrained)
         page = {}
         if report is not None and rank() == 0:
             with step(bar, "writing the report"):
                 folder = run if isinstance(run, Path) else None
-                written = _write(report, done.result, done.measured, str(run), folder, done, reranked, sentences)
+                written = _write(
+                    report, done.result, done.measured, str(run), folder, done, reranked, sentences, comparison
+                )
                 page = {"report": str(written)}
-    return {**done.to_dict(), **reranked, "verdict": sentences, **page}
+    against = {name: found.to_dict() for name, found in differences.items() if found is not None}
+    return {**done.to_dict(), **reranked, "difference": against, "verdict": sentences, **page}
 
 
 def _say_changes(changes: "Changes") -> None:
@@ -317,6 +327,7 @@ def _write(
     done: "Assessment | None" = None,
     reranked: Mapping[str, Any] | None = None,
     sentences: Sequence[str] = (),
+    comparison: "Mapping[str, EnsembleResult] | None" = None,
 ) -> Path:
     from bier.evaluate.report import write_report
     from bier.runs import Run
@@ -329,7 +340,7 @@ def _write(
         images=done.images if done else None,
         gallery_images=done.gallery_images if done else None,
         title=title,
-        comparison={"untrained backbone": done.untrained.result} if done and done.untrained else None,
+        comparison=comparison,
         kept=done.kept if done else None,
         reranked=(reranked or {}).get("rerank"),
         verdict=sentences,
@@ -353,6 +364,8 @@ def _show(found: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
             rows = {name: row for name, row in found.items() if kind in row}
             if rows:
                 console.print(comparison_table(rows))
+    if any(row.get("difference") for row in found.values()):
+        console.print(difference_table(found))
     for name, row in found.items():
         say_skipped(row.get("skipped", ()))
         if "rerank" in row:
@@ -438,6 +451,21 @@ def same_table(same: Mapping[str, Any]) -> "Group":
         cells,
         caption=f"pairs of images: EER {_percent(same['eer'])}; TAR {tars}{none}",
     )
+
+
+def difference_table(found: Mapping[str, Mapping[str, Any]]) -> "Group":
+    """What each run is better by than the backbone it started from, and than the runs before it."""
+    from bier.evaluate.ensemble import Interval
+
+    cells = []
+    for name, row in found.items():
+        for other, measured in row.get("difference", {}).items():
+            values = (measured["recall"], measured["map_at_r"])
+            cells.append((f"{name} - {other}", *("-" if value is None else str(Interval(**value)) for value in values)))
+    caption = (
+        "in brackets 95% of the draws when classes are drawn anew; without 0 in it, it is not the choice of classes"
+    )
+    return table_of_numbers(("difference", "R@1", "mAP@R"), cells, caption=caption)
 
 
 def rerank_table(name: str, rerank: Mapping[str, Any]) -> "Group":

@@ -31,6 +31,7 @@ from bier.method.defaults import WEIGHTING, Weighting
 from bier.method.equations import boosting_rates, ensemble_vector
 
 WEIGHTINGS: tuple[Weighting, ...] = ("alpha", "sqrt")
+DRAWS = 2_000  # of the classes, for the interval of a difference
 
 
 class Evaluated(NamedTuple):
@@ -270,3 +271,53 @@ def _alone_right(found: dict[str, NDArray[np.int64]], learners: int) -> tuple[fl
     right = np.stack([found[f"learner-{m + 1}"] == 0 for m in range(learners)])
     alone = right & (right.sum(0) == 1)
     return tuple((100.0 * alone.mean(axis=1)).tolist())
+
+
+class Interval(NamedTuple):
+    """A difference in points, and where it lies for 95% of the draws of the classes."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+
+class Difference(NamedTuple):
+    """How much better one result is than another on the same queries; R@1 and MAP@R in points."""
+
+    recall: Interval
+    map_at_r: Interval | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value and value._asdict() for name, value in self._asdict().items()}
+
+
+def difference(result: EnsembleResult, other: EnsembleResult) -> Difference | None:
+    """`result` minus `other` by a paired bootstrap over classes; None where their queries are not the same ones.
+
+    Both are measured on the same drawn classes each time, so that what is hard for both does not blur the difference.
+    Classes are drawn and not images, because those of one class are right or wrong together.
+    """
+    classes, ranks = result.test.classes, [one.ranks["ensemble"] for one in (result, other)]
+    if not torch.equal(classes, other.test.classes) or any(len(row) != len(classes) for row in ranks):
+        return None  # other images, or several galleries
+    _, codes = np.unique(classes.numpy(), return_inverse=True)
+    images = np.bincount(codes)
+    if len(images) < 2:
+        return None
+
+    def interval(points: NDArray[np.float64]) -> Interval:
+        sums, generator = np.bincount(codes, points), np.random.default_rng(0)
+        drawn = np.empty(DRAWS)
+        for draw in range(DRAWS):
+            chosen = generator.integers(len(images), size=len(images))
+            drawn[draw] = sums[chosen].sum() / images[chosen].sum()
+        return Interval(float(points.mean()), *np.quantile(drawn, (0.025, 0.975)).tolist())
+
+    recall = interval(100.0 * (ranks[0] == 0) - 100.0 * (ranks[1] == 0))
+    precisions = [one.scan.average_precision for one in (result, other)]
+    if precisions[0] is None or precisions[1] is None:
+        return Difference(recall, None)
+    return Difference(recall, interval(100.0 * (precisions[0] - precisions[1]).numpy()))

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Chart
 
 import bier
 from bier.evaluate.correlation import feature_correlation_matrix, similarity_distribution
-from bier.evaluate.ensemble import EnsembleResult
+from bier.evaluate.ensemble import Difference, EnsembleResult, difference
 from bier.evaluate.report.figures import (
     Rows,
     feature_heat_map,
@@ -97,6 +97,7 @@ def write_report(
             tiles=_tiles(result, others),
             ks=sorted(result.recall["ensemble"]),
             recall_rows=_recall_rows(result, others),
+            differences=_differences(result, others),
             figures=_figures(aside, result, others),
             pictures=_pictures(aside, result, images, gallery_images),
             training=_training(aside, metrics),
@@ -149,6 +150,12 @@ def _recall_rows(result: EnsembleResult, comparison: Mapping[str, EnsembleResult
         rows.append(Row("The first learners together", kind="group"))
         rows += [Row(f"First {m}", _recalls(result, f"prefix-{m}", ks)) for m in range(2, len(result.groups))]
     return rows
+
+
+def _differences(result: EnsembleResult, comparison: Mapping[str, EnsembleResult]) -> dict[str, Difference]:
+    """From the other results that are about the same queries."""
+    found = {name: difference(result, other) for name, other in comparison.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _same_rows(result: EnsembleResult, kept: Mapping[str, Any] | None) -> list[Row]:
