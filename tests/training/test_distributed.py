@@ -58,7 +58,6 @@ def test_two_processes_train_what_one_does(forked: Any, features_file: Path, tmp
     assert both[1].out == both[1].said == ""  # only the first process speaks
     assert (result["steps"], result["best_step"]) == (12, alone.best_step)
     first, second = Run(tmp_path / "one").metrics(), Run(tmp_path / "two").metrics()
-    assert len(list((tmp_path / "two").glob("events.*"))) == 1
     assert [row["step"] for row in second] == [row["step"] for row in first]
     assert first[0] == second[0]  # step 0, the untrained features
     for mine, theirs in zip(first[1:], second[1:], strict=True):

@@ -1,19 +1,15 @@
 """A full disk ends a run with one line, and what was saved before still serves."""
 
-import errno
 import os
 import resource
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 import bier
-from bier.errors import TrainingError
 from bier.runs import Run
 from bier.training import resolve
 from bier.training.checkpoints import read_checkpoint
@@ -99,26 +95,6 @@ def test_metrics_that_do_not_fit(run: Path) -> None:
     assert resume(run).returncode == 0
     assert [row["step"] for row in Run(run).metrics()] == list(range(1, 31))
     assert (run / "metrics.jsonl").read_text().count("\n") == 30
-
-
-def test_tensorboard_events_that_do_not_fit(
-    features_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """They are written by a thread; its error ends the run with one line, and no traceback is printed."""
-    written: list[bytes] = []
-
-    def write(writer: RecordWriter, data: bytes) -> None:
-        written.append(data)
-        if len(written) > 40:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(RecordWriter, "write", write)
-    config = resolve("a-bier", "features", {**SETTINGS, "data.root": str(features_file)})
-    hook = threading.excepthook
-    with pytest.raises(TrainingError, match=r"Could not write .*events\.out\.tfevents: the disk is full"):
-        bier.train(config, tmp_path / "run")
-    assert capfd.readouterr() == ("", "")
-    assert threading.excepthook is hook
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from bier.errors import ConfigError
 from bier.evaluate.dataset import assess
 from bier.runs import Run
 from bier.training import loop, resolve
-from bier.training.checkpoints import STATE
 from bier.training.optimizer import build_optimizer
 from bier.training.setup import TrainingSetup, build, load_data
 
@@ -233,25 +232,6 @@ def test_a_run_with_everything_is_resumed_exactly(
             assert path.name == f"step-{interrupt_at}"
             shutil.rmtree(path)
     assert_same_runs(tmp_path / "whole", tmp_path / "run")
-
-
-def test_a_checkpoint_without_an_average_is_resumed(
-    features_file: Path, tmp_path: Path, assert_same_runs: Callable[[Path, Path], None]
-) -> None:
-    """Checkpoints of earlier versions have two groups of parameters and no average."""
-    given = {"data.root": str(features_file), "data.validation": 0.0, "train.steps": 4, "train.checkpoint_every": 2}
-    chosen = resolve("a-bier", "features", {**given, "train.batch_classes": 3, "model.embedding": 12})
-    bier.train(chosen, tmp_path / "whole")
-    run = bier.train(chosen, tmp_path / "run").folder
-    shutil.rmtree(run / "checkpoints" / "step-4")
-    path = run / "checkpoints" / "step-2" / STATE
-    path.with_name("SHA256SUMS").unlink()
-    content = torch.load(path, weights_only=True)
-    assert content.pop("average") == {}
-    assert [group["factor"] for group in content["optimizer"]["param_groups"]] == [1.0]
-    torch.save(content, path)
-    bier.train(chosen, run, resume=True)
-    assert_same_runs(tmp_path / "whole", run)
 
 
 def test_the_default_groups_are_those_of_earlier_versions(pictures: Path, tmp_path: Path) -> None:
