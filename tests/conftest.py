@@ -1,6 +1,7 @@
 """Fixtures that many tests share."""
 
 import importlib
+import os
 import signal
 import sys
 import tempfile
@@ -39,6 +40,12 @@ NEED_UNIX = [
     "training/test_loop.py",
 ]
 collect_ignore = {"linux": [], "win32": NEED_PROC + NEED_UNIX}.get(sys.platform, NEED_PROC)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Indexes of plain backbones are not kept in the user's cache."""
+    os.environ["BIER_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -59,13 +59,13 @@ def test_the_install_command_and_the_list_of_extras() -> None:
     """tests/test_project.py installs the wheel itself."""
     project = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(project["optional-dependencies"])
-    assert LINES[0] == 'pip install ".[serve]"'
+    assert LINES[2] == 'pip install ".[serve]"'
     told = re.search(r"The\sextras are (.*?); a command", TUTORIAL, flags=re.DOTALL)
     assert told is not None
     assert set(re.findall("`([a-z]+)`", told[1])) == extras - {"all", "dev", "docs"}
 
 
-def test_the_commands_train_and_search(photos: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_try_train_and_search(photos: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are written, but with a small network and two steps, and with a client in place of the server."""
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient
@@ -82,12 +82,12 @@ def test_the_commands_train_and_search(photos: None, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("bier.cli.serve._run", ask)
     monkeypatch.setattr("bier.cli.serve._listen", lambda *_: socket.create_server(("127.0.0.1", 0)))
     small = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
-    for line in LINES[1:3]:
+    for line in LINES[3:6]:
         name, *words = shlex.split(line)
         assert name == "bier"
         result = CliRunner().invoke(app, [*words, *(small if words[0] == "train" else [])])
         assert result.exit_code == 0, result.output
-    assert found == [(16, 200)]
+    assert found == [(16, 200), (16, 200)]  # `try` and `serve`
 
 
 def test_the_make_targets_exist() -> None:
@@ -145,4 +145,4 @@ def parse(command: Any, words: list[str]) -> None:
 def test_the_environment_is_activated_before_the_first_command() -> None:
     lines = [line.strip() for line in TUTORIAL.splitlines() if line.startswith("    ")]
     first = next(number for number, line in enumerate(lines) if line.startswith("bier "))
-    assert lines[1:first].index("source .venv/bin/activate") < lines[1:first].index(LINES[0])
+    assert lines[1:first].index("source .venv/bin/activate") < lines[1:first].index(LINES[2])

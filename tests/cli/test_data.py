@@ -89,8 +89,8 @@ def test_check_on_the_real_cub(cli, shared_data: Path) -> None:
         (("--data", "cbu"), "Did you mean 'cub'?"),
         (("--data", "cub"), "'cub' needs a root"),
         (("--data", "cub", "--root", "/nowhere"), "The official layout is CUB_200_2011/"),
-        (("--validation", "2"), "'data.validation'"),
-        (("--split", "random"), "split"),
+        (("--data", "glyphs", "--validation", "2"), "'data.validation'"),
+        (("--data", "glyphs", "--split", "random"), "split"),
     ],
 )
 def test_bad_input_ends_with_one_line_and_code_2(cli, arguments: tuple[str, ...], message: str) -> None:
@@ -138,8 +138,11 @@ def test_asking_for_help_does_not_load_torch_or_numpy() -> None:
 
 
 @pytest.mark.parametrize("words", [["train"], ["data", "check"], ["data", "show", "--out", "a.png"], ["data", "audit"]])
-def test_a_root_without_data_is_a_mistake(words: list[str], tmp_path: Path, cli) -> None:
-    """It was passed over in silence, and drawn characters were trained on."""
+def test_a_root_without_data_is_a_folder_of_images(words: list[str], tmp_path: Path, cli) -> None:
+    """It was passed over in silence once, and drawn characters were trained on."""
     code, _, err = cli(*words, "--root", str(tmp_path))
     assert code == 2
-    assert "add --data folder" in err
+    assert "It holds none" in err
+    code, _, err = cli(*words)
+    assert code == 2
+    assert "Give a folder of photographs" in err

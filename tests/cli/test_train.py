@@ -99,7 +99,7 @@ def test_the_default_folder_says_what_it_is(
         (["--config", "nowhere.toml"], "There is no config at nowhere.toml"),
         (["--stepss", "4"], "--stepss"),
         (["--steps", "0"], "--steps"),
-        (["--minutes", "10", "--steps", "5"], "leave out --steps and train.steps"),
+        (["--data", "glyphs", "--minutes", "10", "--steps", "5"], "leave out --steps and train.steps"),
         (["--minutes", "10", "--data", "glyphs"], "Got conv4 on glyphs instead; use --steps"),
         (["--resume", "nowhere", "--minutes", "5"], "leave out --minutes"),
     ],

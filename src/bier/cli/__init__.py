@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
+from bier import __version__
 from bier.cli import backbones, data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
 from bier.cli.terminal import command, is_first_process, say
 from bier.errors import BierError, ConfigError
@@ -56,23 +57,45 @@ app = typer.Typer(
     name="bier",
     cls=_Group,
     help="Train an embedding ensemble on image folders, measure it on unseen classes, search with it.",
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=lambda given: _show_version(given), help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Options before the name of a command."""
+
+
+def _show_version(given: bool) -> None:
+    if given:
+        print(f"bier {__version__}")
+        raise typer.Exit
+
+
+app.command("try")(serve.try_photos)
 app.command()(demo.demo)
 app.command()(train.train)
 app.command()(evaluate.evaluate)
 app.command()(embed.embed)
 app.command()(index.index)
 app.command()(search.search)
+app.command()(search.label)
 app.command()(serve.serve)
 app.command()(settings.settings)
 app.command()(backbones.backbones)
 app.command()(export.export)
 app.add_typer(data.app, name="data", cls=_Group)
 app.add_typer(paper.app, name="paper", cls=_Group)
-COMPUTE = {"demo", "train", "evaluate", "embed", "index", "search", "serve", "backbones", "audit", "run"}
+COMPUTE = {"demo", "train", "evaluate", "embed", "index", "search", "label", "serve", "try_photos"}
+COMPUTE |= {"backbones", "audit", "run"}
 DEVICE = typer.Option(
     "--device",
     metavar="NAME",

@@ -14,10 +14,11 @@ from bier.cli.terminal import (
     Cache,
     Data,
     Json,
+    Photos,
     Root,
     Size,
-    check_root,
     console,
+    data_and_root,
     emit,
     follow_steps,
     progress_bar,
@@ -64,7 +65,8 @@ app = typer.Typer(help="Check a data set, look at it, or find what may be wrong 
 
 @app.command()
 def check(
-    data: Data = "glyphs",
+    photos: Photos = None,
+    data: Data = None,
     root: Root = None,
     size: Size = "small",
     seed: Seed = 0,
@@ -84,11 +86,11 @@ def check(
 
     bier data check --data vehicleid --root ~/data --size large --json
 
-    bier data check --data folder --root photos --validation 0.1
+    bier data check photos --validation 0.1
     """
     from bier.data import expected, load, note
 
-    check_root(data, root)
+    data, root = data_and_root(photos, data, root, "data check")
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
     found, wanted = dataset.counts(), expected(data, size) if not validation else {}
     with progress_bar() as bar:
@@ -114,7 +116,8 @@ def check(
 @app.command()
 def show(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The picture to write, like sheet.png.")],
-    data: Data = "glyphs",
+    photos: Photos = None,
+    data: Data = None,
     root: Root = None,
     part: Annotated[
         str, typer.Option("--part", metavar="NAME", help="The part to show: train, test, query, ...")
@@ -131,14 +134,14 @@ def show(
 
     [bold]Examples[/bold]
 
-    bier data show --out glyphs.png
+    bier data show --data glyphs --out glyphs.png
 
     bier data show --data cub-cropped --root ~/data --part test --classes 20 --out birds.png
     """
     from bier.data import load
     from bier.data.sheet import contact_sheet
 
-    check_root(data, root)
+    data, root = data_and_root(photos, data, root, "data show")
     dataset = load(data, root, seed=seed, size=size)
     shown = dataset[part]
     title = f"{dataset.name} · {part} · {len(shown):,} images of {shown.present:,} classes"
@@ -152,7 +155,8 @@ def show(
 
 @app.command()
 def audit(
-    data: Data = "glyphs",
+    photos: Photos = None,
+    data: Data = None,
     root: Root = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write findings.csv and sheets of pictures here.")
@@ -174,16 +178,16 @@ def audit(
 
     [bold]Examples[/bold]
 
-    bier data audit --data folder --root photos --out audit
+    bier data audit photos --out audit
 
-    bier data audit --data table --root shop.csv --split inside --json
+    bier data audit shop.csv --split inside --json
     """
     from bier.data import load
     from bier.evaluate.audit import AUDIT, FINDINGS, ON_A_SHEET, audit_dataset
     from bier.models.model import load as load_model
 
     start = perf_counter()
-    check_root(data, root)
+    data, root = data_and_root(photos, data, root, "data audit")
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
     if out is not None:  # before minutes of work
         check_own_folder(out, AUDIT)

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,13 @@ if TYPE_CHECKING:
     from bier.models.model import Untrained
 
 SIZE_HELP = "The test set of vehicleid: small, medium or large. \\[default: the one of the run, or small]"
-Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN_OR_MODEL...", help="Run folders or model folders.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="RUN_OR_MODEL... [PHOTOS]",
+        help="Runs or models; then photographs, to measure on these. Photographs alone: the plain backbone.",
+    ),
+]
 EmbeddingsFile = Annotated[
     Path | None, typer.Option("--embeddings", metavar="FILE", help="Measure a file that `bier embed` wrote.")
 ]
@@ -98,16 +105,22 @@ def evaluate(
 
     bier evaluate runs/shop/model --data folder --root other-photos --report report
 
-    bier evaluate --backbone efficientnet_lite0 --data folder --root photos
+    bier evaluate photos
+
+    bier evaluate runs/shop other-photos
 
     bier evaluate runs/shop --rerank k-reciprocal --rerank alpha-qe
 
     bier evaluate --embeddings vectors.safetensors
     """
     _check_rerank(rerank or [])
+    runs = runs or []
+    if runs and data is None and root is None and embeddings is None and _are_images(runs[-1]):
+        root, data, runs = str(runs[-1]), "table" if runs[-1].is_file() else "folder", runs[:-1]
+        backbone = backbone if runs else backbone or "efficientnet_lite0"
     models: list[Path | Untrained] = [
         *([untrained(backbone)] if backbone is not None else []),
-        *map(downloaded, runs or []),
+        *map(downloaded, runs),
     ]
     if bool(models) == (embeddings is not None):
         raise ConfigError("Name one or more runs or models to evaluate, or --embeddings FILE, and not both.")
@@ -142,6 +155,17 @@ def evaluate(
             )
         if rank() == 0:
             _show(found, as_json)
+
+
+def _are_images(path: Path) -> bool:
+    """Whether an argument is a table or a folder of photographs in place of a run or a model."""
+    if path.is_file():
+        return path.suffix.lower() in (".csv", ".parquet")
+    if not path.is_dir() or any((path / name).exists() for name in ("config.toml", "model.json", "model")):
+        return False
+    from bier.data.listing import IMAGE_ENDINGS
+
+    return any(file.suffix.lower() in IMAGE_ENDINGS for file in chain(path.glob("*/*"), path.glob("*/*/*")))
 
 
 def _measure_file(file: Path, rerank: Sequence[str], report: Path | None) -> dict[str, Any]:

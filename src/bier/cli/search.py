@@ -1,24 +1,36 @@
-"""`bier search`: the images nearest to a picture, as a table or as a picture."""
+"""`bier search` and `bier label`: the images nearest to a picture, and the names that they give to pictures."""
 
+import csv
 import json as json_text
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 
-from bier.cli.terminal import Json, console, emit, say
+from bier.cli.terminal import (
+    Json,
+    SkipBroken,
+    check_place,
+    console,
+    counted_step,
+    emit,
+    progress_bar,
+    say,
+    say_skipped,
+)
 from bier.errors import SearchError, did_you_mean
-from bier.files import printable
+from bier.files import printable, write, writing
 
 if TYPE_CHECKING:
     import numpy as np
 
     from bier.collection import Collection
-    from bier.images import Box
+    from bier.images import Box, Broken
     from bier.images import Source as Picture
     from bier.search import Id, Label, Store
     from bier.search.rerank import Match
@@ -148,6 +160,83 @@ def search(
     if results or threshold is None:
         _tabulate(results)
     say(_summary(results, images, seconds, threshold, nearest) + (f"; drawn in {picture}" if picture else ""))
+
+
+HEADING = ("image", "answer", "label", "confidence", "similarity", "decided_by")
+
+
+def label(
+    images: Annotated[str, typer.Argument(metavar="PHOTOS", help="A folder or a table of images to be named.")],
+    collection: Annotated[
+        str,
+        typer.Option(
+            "--with", metavar="COLLECTION", help="Images with labels: an index, a store's URI, or a run with an index."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The table to write, like labels.csv.")],
+    k: Annotated[int, typer.Option("-k", metavar="N", help="How many of the nearest images vote.")] = 5,
+    model: ModelPath = None,
+    learners: Learners = None,
+    skip_broken: SkipBroken = False,
+    json: Json = False,
+) -> None:
+    """Name pictures by the images of a collection that are the same, or say that there is none.
+
+    The nearest images that reach the model's threshold vote. For each picture the table has the answer (same, similar
+    or unknown), the label, the share of the vote for it, and the image that decided, with its similarity. Unknown
+    pictures come last. A model without a threshold cannot say what is unknown: then every answer is "similar".
+
+    [bold]Examples[/bold]
+
+    bier label new-photos --with shop.index --out labels.csv
+    """
+    from bier.collection import Collection
+    from bier.data import list_images
+    from bier.search.store import checked_count
+
+    check_place(images)
+    k = checked_count(k, "-k")
+    _check_table(out)
+    with closing(Collection.open(collection, model)) as opened, progress_bar() as bar:
+        part, broken = list_images(images), list["Broken"]()
+        if skip_broken:
+            with counted_step(bar, "reading images") as progress:
+                part, broken = part.readable(progress=progress)
+        with counted_step(bar, "encoding images") as progress:
+            names = opened.label(part, k, learners, progress)
+        names.sort(key=lambda name: name.answer == "unknown")
+        reason = opened.why_no_threshold() if any(name.answer == "similar" for name in names) else None
+    text = StringIO()
+    rows = [
+        [*name[:3], f"{name.confidence:.4f}", "" if name.similarity is None else f"{name.similarity:.4f}", name[5]]
+        for name in names
+    ]
+    csv.writer(text, lineterminator="\n").writerows([HEADING, *rows])
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write(out, text.getvalue().encode(errors="surrogateescape"))
+    counts = {answer: sum(name.answer == answer for name in names) for answer in ("same", "similar", "unknown")}
+    skipped = [image.named() for image in broken]
+    if json:
+        emit({"out": str(out), "images": [name._asdict() for name in names], "counts": counts, "skipped": skipped})
+        return
+    say_skipped(skipped)
+    if reason is not None:
+        say(
+            "The names are those of similar images, which may be of another kind: "
+            f"the model keeps no threshold ({reason})."
+        )
+    say(f"{len(names) - counts['unknown']:,} named, {counts['unknown']:,} unknown: {out}")
+
+
+def _check_table(out: Path) -> None:
+    """Before anything is encoded: only a table of ours is replaced."""
+    if out.suffix.lower() != ".csv":
+        raise SearchError(f"The '--out' option must be a file that ends in .csv. Got {str(out)!r} instead.")
+    if out.is_file():
+        with out.open("rb") as file:
+            if file.readline().strip() != ",".join(HEADING).encode():
+                raise SearchError(f"{out} is not a table of `bier label`. Move it, or choose another --out.")
 
 
 def _summary(

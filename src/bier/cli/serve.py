@@ -1,19 +1,34 @@
-"""`bier serve`: search a collection in a browser."""
+"""`bier serve` and `bier try`: search a collection in a browser."""
 
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable
+import threading
+import webbrowser
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
 import typer
 
 from bier import files
-from bier.cli.terminal import Backbone, Json, Root, emit, follow_steps, model_or_backbone, progress_bar, say
+from bier.cli.terminal import (
+    Backbone,
+    Json,
+    Root,
+    check_place,
+    command,
+    console,
+    emit,
+    follow_steps,
+    model_or_backbone,
+    progress_bar,
+    say,
+    step,
+)
 from bier.errors import ConfigError, needs
 
 if TYPE_CHECKING:
@@ -26,6 +41,7 @@ if TYPE_CHECKING:
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
 _LEAST_TOKEN = 8  # characters
+PORT = 8000
 
 
 RunPath = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run, a model or an index.")]
@@ -76,7 +92,7 @@ def serve(
     store: StoreUri = None,
     pictures: Pictures = None,
     host: Host = "127.0.0.1",
-    port: Port = 8000,
+    port: Port = PORT,
     allow_host: AllowedHosts = None,
     token: Token = None,
     json: Json = False,
@@ -102,11 +118,7 @@ def serve(
 
     bier serve runs/birds --host 0.0.0.0
     """
-    # Before numpy is imported: searches run in parallel already, and OpenBLAS's own threads would compete with them
-    # (ten times slower on a busy machine).
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    for package in ("fastapi", "uvicorn", "starlette", "anyio", "python_multipart"):
-        needs(package, "serve")
+    _check_packages()
     access = _access(host, allow_host or [], token)
     listening = _listen(host, port)
     with listening:
@@ -118,9 +130,87 @@ def serve(
         for note in collection.notes:
             say(note)
         app = _application(used, collection, access, target, pictures or [])
-        shown = "localhost" if host in _EVERY_ADDRESS else host
-        url = f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
+        url = _address(host, listening)
         _run(app, listening, partial(_announce, collection, url, access, _is_loopback(host), json))
+
+
+def try_photos(
+    photos: Annotated[
+        str,
+        typer.Argument(
+            metavar="PHOTOS", help="A folder of photographs, with or without one folder per class; or a table."
+        ),
+    ],
+    backbone: Backbone = "efficientnet_lite0",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", min=0, max=65535, help="The port. \\[default: 8000, or a free one]"),
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address of the page.")] = False,
+    json: Json = False,
+) -> None:
+    """Search in your photographs on a page in the browser, without any training.
+
+    Photographs are compared by a pretrained network. Where they lie in one folder per class, the summary before the
+    page says how often the nearest photograph is of the same class, and whether training may help. Vectors are kept in
+    the cache folder of the system (or in the folder of the variable BIER_CACHE), so that the next start is quick;
+    nothing is written among the photographs. Ctrl-C stops the server.
+
+    [bold]Examples[/bold]
+
+    bier try photos
+
+    bier try photos --no-browser --port 9000
+    """
+    check_place(photos)
+    _check_packages()
+    access, host = _access("127.0.0.1", [], None), "127.0.0.1"
+    with _listen_anywhere(host) if port is None else _listen(host, port) as listening:
+        with progress_bar() as bar, step(bar, "starting"):
+            from bier.collection import image_collection, summarise
+
+            used = model_or_backbone(None, backbone)
+            collection = image_collection(used, photos, follow_steps(bar))
+            summary = summarise(collection, photos)
+        for line in summary.lines():
+            say(line)
+        if summary.classes > 1:
+            say(f"To train: {command('train', photos)}")
+        app, url = _application(used, collection, access, None, []), _address(host, listening)
+
+        def ready() -> None:
+            _announce(collection, url, access, True, json, {"summary": summary.to_dict()})
+            if console.is_terminal and not no_browser:
+                _open_browser(url)
+
+        _run(app, listening, ready)
+
+
+def _check_packages() -> None:
+    # Before numpy is imported: searches run in parallel already, and OpenBLAS's own threads would compete with them
+    # (ten times slower on a busy machine).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for package in ("fastapi", "uvicorn", "starlette", "anyio", "python_multipart"):
+        needs(package, "serve")
+
+
+def _listen_anywhere(host: str) -> socket.socket:
+    """The usual port, or a free one where it is in use."""
+    try:
+        return _listen(host, PORT)
+    except ConfigError:
+        return _listen(host, 0)
+
+
+def _address(host: str, listening: socket.socket) -> str:
+    shown = "localhost" if host in _EVERY_ADDRESS else host
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{listening.getsockname()[1]}"
+
+
+def _open_browser(url: str) -> None:
+    """In a thread, as some wait until the browser ends. Without a screen it would be one that takes the terminal."""
+    if sys.platform in ("win32", "darwin") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
 
 def _target(
@@ -247,12 +337,19 @@ def _application(
     return create_app(collection, report=report, access=access, version=version, folders=folders, reopen=reopen)
 
 
-def _announce(collection: "Collection", url: str, access: "Access", loopback: bool, as_json: bool) -> None:
+def _announce(
+    collection: "Collection",
+    url: str,
+    access: "Access",
+    loopback: bool,
+    as_json: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     """Say where the page is."""
     if as_json:
         groups = list(collection.store.groups)
         said = {"url": url, "images": len(collection.store), "groups": groups, "title": collection.title}
-        emit({**said, "token": access.token})
+        emit({**said, "token": access.token, **(more or {})})
     entrance = url if access.token is None else f"{url}/?{urlencode({'token': access.token})}"
     say(f"{len(collection.store):,} images at {entrance} (Ctrl-C stops)")
     if not loopback:

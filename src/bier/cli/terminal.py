@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from bier.errors import BierError, ConfigError
-from bier.files import place_of, printable
+from bier.files import is_url, place_of, printable
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -32,7 +32,7 @@ _CREDENTIALS = re.compile(r"://[^\s/]*@")
 NAME_WIDTH = 24  # a longer name of a table's row takes more lines where space is short
 
 Data = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--data",
         metavar="NAME",
@@ -51,13 +51,38 @@ Root = Annotated[
 ]
 
 
-def check_root(data: str, root: str | None) -> None:
-    """Without --data a folder would be passed over in silence, and drawn characters trained on."""
-    if data == "glyphs" and root is not None:
+Photos = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PHOTOS",
+        help="A folder with one folder per class, or a table of images; with --data the root of that data set.",
+    ),
+]
+
+
+def data_and_root(photos: str | None, data: str | None, root: str | None, command: str) -> tuple[str, str | None]:
+    """The data set that a command is about: photographs need no name, and nothing at all is explained."""
+    if photos is not None and root is not None:
+        raise ConfigError(f"Give the photographs once. Got {photos!r} and --root {root!r}.")
+    root = photos if root is None else root
+    if root is not None:
+        data = data or ("table" if root.lower().endswith((".csv", ".parquet")) else "folder")
+        if data in ("folder", "table"):  # a benchmark says what belongs there
+            check_place(root)
+    if data is None:
         raise ConfigError(
-            "The data set 'glyphs' draws its images and takes no --root. "
-            f"Got {str(root)!r}; add --data folder for one folder per class, or another name of --data."
+            "Give a folder of photographs with one folder per class, like photos/mugs/1.jpg, or a data set by its "
+            f"name, like --data cub --root CUB_200_2011. For photographs: bier {command} photos"
         )
+    if data == "glyphs" and root is not None:
+        raise ConfigError(f"The data set 'glyphs' draws its images and takes no folder. Got {root!r}.")
+    return data, root
+
+
+def check_place(place: str) -> None:
+    """Before anything heavy is imported; what it holds is checked where it is read."""
+    if not is_url(place) and not os.path.lexists(Path(place).expanduser()):
+        raise ConfigError(f"There is no folder or file {place!r}.")
 
 
 Size = Annotated[str, typer.Option("--size", metavar="SIZE", help="The test set of vehicleid: small, medium or large.")]

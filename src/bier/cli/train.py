@@ -15,12 +15,13 @@ from bier.cli.terminal import (
     Cache,
     Data,
     Json,
+    Photos,
     Root,
     Settings,
     Size,
     SkipBroken,
-    check_root,
     command,
+    data_and_root,
     emit,
     is_first_process,
     progress_bar,
@@ -74,6 +75,7 @@ Log = Annotated[
 DEFAULT_MINUTES = 30.0
 LITTLE = 1.0  # points of MAP@R over the untrained backbone
 NAMED = (
+    "photos",
     "data",
     "root",
     "method",
@@ -88,7 +90,8 @@ RESUMED = ("steps", "skip_broken")  # that may change when a run is resumed
 
 def train(
     context: typer.Context,
-    data: Data = "glyphs",
+    photos: Photos = None,
+    data: Data = None,
     root: Root = None,
     method: Method = "a-bier",
     out: Out = None,
@@ -111,13 +114,13 @@ def train(
 
     [bold]Examples[/bold]
 
-    bier train --data glyphs --out runs/first
+    bier train photos --out runs/shop
 
-    bier train --data folder --root photos --method a-bier --out runs/shop
-
-    bier train --data folder --root photos --minutes 120 --out runs/shop
+    bier train photos --minutes 120 --out runs/shop
 
     bier train --data cub --root CUB_200_2011 --method bier --set train.steps=15000
+
+    bier train --data glyphs --out runs/characters
 
     bier train --resume runs/shop
 
@@ -140,7 +143,7 @@ def train(
         _refuse(context, "--config", NAMED)
         resolved = Config.from_toml(config).with_settings(chosen)
     else:
-        check_root(data, root)
+        data, root = data_and_root(photos, data, root, "train")
         named = {
             "data.root": str(root) if root else "",
             "data.size": size,
@@ -149,6 +152,9 @@ def train(
         }
         resolved = resolve(method, data, {**named, **chosen})
     check_name(resolved.data.name)
+    if resume is None and out is not None and "TORCHELASTIC_RUN_ID" not in os.environ and Run(out).exists:
+        # As `check_new` says later, before torch is imported; torchrun may start the run again.
+        raise ConfigError(f"{out} already holds a run. Resume it with --resume {out}, or choose another --out.")
     _check_minutes(minutes, chosen)
     with progress_bar() as bar, _warnings_as_lines():
         watcher = ProgressObserver(bar, resolved)
@@ -306,7 +312,8 @@ def _refuse(context: typer.Context, option: str, names: Iterable[str]) -> None:
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise ConfigError(f"{option} takes all settings from its run; leave out --{name.replace('_', '-')}.")
+            given = "PHOTOS" if name == "photos" else f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} takes all settings from its run; leave out {given}.")
 
 
 class ProgressObserver:

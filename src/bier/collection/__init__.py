@@ -1,4 +1,4 @@
-"""From a model and images to a collection that can be searched: what `bier embed`, `index`, `search` and `serve` share.
+"""From a model and images to a collection that can be searched: what the commands about vectors and pages share.
 
 images -> `ImageSource` (a model computes their vectors) -> an embeddings file, an index or a store
 a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
@@ -8,6 +8,7 @@ a run, a folder, an index or a store -> `Collection`, which `bier serve` shows
 
 from bier.collection.collection import Changes as Changes
 from bier.collection.collection import Collection as Collection
+from bier.collection.collection import Name as Name
 from bier.collection.collection import changing as changing
 from bier.collection.collection import columns as columns
 from bier.collection.collection import run_folder as run_folder
@@ -19,3 +20,5 @@ from bier.collection.served import data_collection as data_collection
 from bier.collection.served import image_collection as image_collection
 from bier.collection.served import recall_of as recall_of
 from bier.collection.served import stored_collection as stored_collection
+from bier.collection.summary import Summary as Summary
+from bier.collection.summary import summarise as summarise

@@ -6,20 +6,26 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bier import files
 from bier.collection.encoding import STAMP, about_model, is_same_file
-from bier.data import list_images
+from bier.data import Part, list_images
+from bier.data.records import UNLABELLED
 from bier.errors import DataError, ModelError, SearchError
 from bier.evaluate.thresholds import kept_threshold, why_none
 from bier.images import Box
 from bier.images import Source as Picture
+from bier.models.embed import inputs_for
 from bier.models.model import Model, Untrained, load
 from bier.search import Entry, Id, Index, Label, Store, is_store_uri, open_store
 from bier.search.engines import FORMS
 from bier.search.files import locked
+from bier.search.rerank import Match, search_one
 from bier.search.sources import Progress, Source
-from bier.search.store import checked_ids, checked_model, without_secrets
+from bier.search.store import Floats, checked_ids, checked_model, without_secrets
 
+VOTERS = 5  # of the nearest images, on the name of an image
 BATCH = 4_096  # images that are encoded and added to a store at once; what an interruption may cost
 OURS = ("_path", "_box", STAMP)  # keys of the metadata that are no columns of a user's table
 
@@ -39,6 +45,24 @@ class Changes(NamedTuple):
     pruned: bool = False
     outside: int = 0
     moved: str | None = None
+
+
+class Name(NamedTuple):
+    """What `Collection.label` calls an image, and why.
+
+    answer: "same" where images of the collection reach the model's threshold, "unknown" where none does, "similar"
+        where the model keeps no threshold: then the name is that of similar images, which may be of another kind.
+    label: None where it is unknown.
+    confidence: the share of the vote for this label, from 0 to 1.
+    similarity, decided_by: of the nearest image with this label; where it is unknown, of the nearest image.
+    """
+
+    image: str
+    answer: str
+    label: str | None
+    confidence: float
+    similarity: float | None
+    decided_by: Id | None
 
 
 class Collection:
@@ -177,17 +201,63 @@ class Collection:
         self.changed = bool(counts["new"] or counts["changed"] or (gone and prune) or rows.moved)
         return Changes(**counts, gone=len(gone), pruned=prune, outside=rows.outside, moved=rows.moved)
 
+    def label(
+        self,
+        images: Path | str | Part | Sequence[Path],
+        k: int = VOTERS,
+        learners: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Name]:
+        """Name images by a vote of the k nearest that reach the model's threshold, each weighted by its similarity.
+
+        images: a folder, a table or files. An image that is itself in the collection does not vote on its own name.
+        """
+        if isinstance(images, Path | str):
+            images = list_images(images)
+        if not isinstance(images, Part):
+            images = Part(tuple(images), np.full(len(images), UNLABELLED), ())
+        if not len(images):
+            return []
+        inputs = inputs_for(images, self.model.backbone)
+        vectors = self.model.encode(inputs, learners=learners, progress=progress)
+        threshold = kept_threshold(self.model.metadata, learners)
+        return [
+            self._name(image, vector, k, learners, threshold)
+            for image, vector in zip(images.images, vectors, strict=True)
+        ]
+
+    def _name(self, image: Any, vector: Floats, k: int, learners: int | None, threshold: float | None) -> Name:
+        own = self.find(image) if isinstance(image, Path) else None
+        matches = search_one(self.store, vector, k, learners=learners, without=own and own.id)
+        entries = self.store.entries([match.id for match in matches])
+        votes: dict[str, float] = {}
+        decided: dict[str, Match] = {}  # the nearest of each label
+        for match, entry in zip(matches, entries, strict=True):
+            if entry.label is not None and (threshold is None or match.similarity >= threshold):
+                label = str(entry.label)
+                votes[label] = votes.get(label, 0.0) + max(match.similarity, 1e-6)
+                decided.setdefault(label, match)
+        if not votes:
+            nearest = matches[0] if matches else None
+            return Name(str(image), "unknown", None, 0.0, nearest and nearest.similarity, nearest and nearest.id)
+        winner = max(votes, key=votes.__getitem__)
+        share, match = votes[winner] / sum(votes.values()), decided[winner]
+        return Name(str(image), "similar" if threshold is None else "same", winner, share, match.similarity, match.id)
+
     def threshold(self, learners: int | None = None) -> float:
         """The similarity from which the model counts two images as the same; an error where it keeps none."""
-        metadata = self.model.metadata
-        threshold = kept_threshold(metadata, learners)
+        threshold = kept_threshold(self.model.metadata, learners)
         if threshold is not None:
             return threshold
-        reason = why_none(metadata["same"]) if metadata.get("same") else "it was not found when the model was made"
         raise SearchError(
-            f"The model must keep a threshold for --same. It has none: {reason}. Give one with --threshold; "
-            "bier evaluate shows what each reaches."
+            f"The model must keep a threshold for --same. It has none: {self.why_no_threshold()}. Give one with "
+            "--threshold; bier evaluate shows what each reaches."
         )
+
+    def why_no_threshold(self) -> str:
+        """Why the model keeps no threshold, and what would give one."""
+        record = self.model.metadata.get("same")
+        return why_none(record) if record else "it was not found when the model was made"
 
 
 class _Rows:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -51,13 +53,14 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
 def image_collection(run: Path | Untrained, images: Path | str, progress: Progress | None = None) -> Collection:
     """The images of a folder or a table. Broken ones are left out.
 
-    They are kept as an index below RUN/serve; what is new or has changed is encoded at the next start.
+    They are kept as an index, below RUN/serve or for a plain backbone below `cache_folder`; what is new or has changed
+    is encoded at the next start.
     """
     about_model(run)  # an error about the model comes first
     place = files.place_of(images)
     source = ImageSource(run, list_images(place))
     text = str(place.resolve() if isinstance(place, Path) else place)
-    folder = _kept_folder(run, Path(place).name, {"folder": text}) if isinstance(run, Path) else None
+    folder: Path | None = _kept_folder(run, Path(place).name, {"folder": text})
     notes: list[str] = []
     with ExitStack() as stack:
         try:
@@ -156,12 +159,9 @@ def _kept(
     place: Mapping[str, str],
     encoded: Callable[[], tuple[Index, ImageSource]],
 ) -> Collection:
-    """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept.
-
-    An untrained backbone has no folder to keep it in.
-    """
+    """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept."""
     key = {**place, "images": fingerprint(about_model(run), part)}
-    folder = _kept_folder(run, name, place) if isinstance(run, Path) else None
+    folder = _kept_folder(run, name, place)
     index = _read_index(folder)
     if index is not None and (index.about.get("source") != key or "recall" not in index.about):
         index = None
@@ -173,9 +173,8 @@ def _kept(
         model, notes = source.model, [f"left out: {broken.reason}" for broken in source.skipped]
         index.about["source"] = key
         try:
-            if folder is not None:
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                index.save(folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            index.save(folder)
         except (OSError, BierError) as error:
             notes.append(f"The vectors could not be kept for the next start: {error}")
     return Collection(index, model, _picture_of(part), files.name_text(name), index.about["recall"], tuple(notes))
@@ -190,9 +189,22 @@ def _picture_of(part: Part) -> PictureOf:
     return picture
 
 
-def _kept_folder(run: Path, name: str, place: Mapping[str, str]) -> Path:
+def cache_folder() -> Path:
+    """Where indexes of plain backbones are kept: BIER_CACHE, else the folder that the platform has for caches."""
+    if given := os.environ.get("BIER_CACHE"):
+        return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "bier"
+    local = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
+    return (Path(local) if local else Path.home() / ".cache") / "bier"
+
+
+def _kept_folder(run: Path | Untrained, name: str, place: Mapping[str, str]) -> Path:
+    if isinstance(run, Untrained):
+        place = {**place, "backbone": run.backbone, "weights": str(run.weights and run.weights.resolve())}
     where = hashlib.sha256(json.dumps(dict(place), sort_keys=True).encode()).hexdigest()[:8]
-    return run_folder(run) / "serve" / f"{name}-{where}" / "index"
+    folder = cache_folder() if isinstance(run, Untrained) else run_folder(run) / "serve"
+    return folder / f"{name}-{where}" / "index"
 
 
 def _read_index(folder: Path | None) -> Index | None:

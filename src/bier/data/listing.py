@@ -50,11 +50,11 @@ def list_images(path: Place) -> Part:
 
     Either may be a URL that fsspec opens (`s3://bucket/photos`), given as text, and so may the paths of a table.
     """
-    return _listed(place_of(path))[0]
+    return list_with_parts(place_of(path))[0]
 
 
-def _listed(place: Place) -> tuple[Part, list[str] | None]:
-    """As `list_images`; and the part of each image of a folder that is divided into parts."""
+def list_with_parts(place: Place) -> tuple[Part, list[str] | None]:
+    """As `list_images`; and the part of each image of a folder that is divided into parts, else None."""
     if isinstance(place, str):
         return _list_url(place)
     try:
@@ -68,7 +68,7 @@ def _listed(place: Place) -> tuple[Part, list[str] | None]:
 
 
 def _list_url(url: str) -> tuple[Part, list[str] | None]:
-    """As `_listed`. The packages that open URLs raise errors of many types."""
+    """As `list_with_parts`. The packages that open URLs raise errors of many types."""
     import fsspec
 
     try:
@@ -97,7 +97,7 @@ def read_folder(root: Place, settings: DataConfig) -> Dataset:
     """The images below this folder, divided: as its own `train` and `test` say, else as the settings say."""
     if isinstance(root, Path) and not root.is_dir():
         raise DataError(f"The root of images must be a folder with one folder per class. There is no folder {root}.")
-    listed, roles = _listed(root)
+    listed, roles = list_with_parts(root)
     labelled = listed.labels >= 0
     if not labelled.any():
         raise DataError(
