@@ -88,9 +88,9 @@ def check(
 
     bier data check photos --validation 0.1
     """
+    data, root = data_and_root(photos, data, root, "data check")
     from bier.data import expected, load, note
 
-    data, root = data_and_root(photos, data, root, "data check")
     dataset = load(data, root, seed=seed, validation=validation, split=split, test_share=test_share, size=size)
     found, wanted = dataset.counts(), expected(data, size) if not validation else {}
     with progress_bar() as bar:

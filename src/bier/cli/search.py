@@ -190,11 +190,11 @@ def label(
 
     bier label new-photos --with shop.index --out labels.csv
     """
+    check_place(images)
     from bier.collection import Collection
     from bier.data import list_images
     from bier.search.store import checked_count
 
-    check_place(images)
     k = checked_count(k, "-k")
     _check_table(out)
     with closing(Collection.open(collection, model)) as opened, progress_bar() as bar:
