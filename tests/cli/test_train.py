@@ -79,14 +79,17 @@ def test_the_default_folder_says_what_it_is(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--method", "abier"], "Did you mean 'a-bier'?"),
-        (["--set", "train.step=5"], "There is no setting 'train.step'. Did you mean 'train.steps'?"),
+        (["--data", "glyphs", "--method", "abier"], "Did you mean 'a-bier'?"),
+        (
+            ["--data", "glyphs", "--set", "train.step=5"],
+            "There is no setting 'train.step'. Did you mean 'train.steps'?",
+        ),
         (["--set", "train.steps"], "section.key=value"),
         (
-            ["--set", "train.steps=many"],
+            ["--data", "glyphs", "--set", "train.steps=many"],
             "The setting 'train.steps' must be a whole number, at least 1. Got 'many' instead.",
         ),
-        (["--set", "model.groups=100-100"], "add up to 'model.embedding' = 512"),
+        (["--data", "glyphs", "--set", "model.groups=100-100"], "add up to 'model.embedding' = 512"),
         (["--data", "flowers"], "Got 'flowers' instead"),
         (["--data", "folder"], "needs a root"),
         (["--data", "folder", "--root", "nowhere"], "nowhere"),
@@ -336,7 +339,7 @@ def test_a_folder_that_is_called_like_a_number(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(pictures, "2024.10")
-    code, _, said = cli("train", *CONV4, "--set", "data.root=2024.10", "--root", "x", "--steps", 1, "--out", "run")
+    code, _, said = cli("train", *CONV4, "--set", "data.root=2024.10", "--root", ".", "--steps", 1, "--out", "run")
     assert code == 0, said
     assert Run("run").config.data.root == "2024.10"
 
@@ -483,8 +486,8 @@ def test_ctrl_c_in_a_terminal(features_file: Path, tmp_path: Path) -> None:
         (["settings", "train"], 0, "train.steps = 1000"),
         (["settings", "--data", "glyphs"], 0, "train.steps = 600 (default 1000)"),
         (["train", "--stepss", "4"], 2, "--stepss"),
-        (["train", "--set", "train.step=5"], 2, "Did you mean 'train.steps'?"),
-        (["train", "--method", "abier"], 2, "Did you mean 'a-bier'?"),
+        (["train", "--data", "glyphs", "--set", "train.step=5"], 2, "Did you mean 'train.steps'?"),
+        (["train", "--data", "glyphs", "--method", "abier"], 2, "Did you mean 'a-bier'?"),
         (["train", "--data", "flowers"], 2, "Got 'flowers' instead"),
         (["data", "check", "--data", "cbu"], 2, "Did you mean 'cub'?"),
     ],

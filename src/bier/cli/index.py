@@ -22,7 +22,6 @@ from bier.cli.terminal import (
     say_skipped,
 )
 from bier.errors import SearchError
-from bier.search.store import without_secrets
 
 if TYPE_CHECKING:
     from bier.search.sources import Progress, Source
@@ -111,6 +110,8 @@ def index(
     if json:
         emit(result)
         return
+    from bier.search.store import without_secrets
+
     say_skipped(result["skipped"])
     where, seconds = out or without_secrets(store or add or ""), f"{result['seconds']:.1f} s"
     if out is not None:
@@ -139,6 +140,7 @@ def _added(
     store: str | None, add: str | None, arguments: "_Arguments", rebuild: bool, prune: bool, progress: "Progress"
 ) -> dict[str, Any]:
     from bier.collection import changing
+    from bier.search.store import without_secrets
 
     target = store or add
     assert target is not None
