@@ -19,6 +19,6 @@ def test_demo_compares_and_reports(cli: Callable[..., tuple[int, str, str]], tmp
     assert page == out / "a-bier-0" / "report" / "index.html"
     assert "baseline" in page.read_text(encoding="utf-8").lower()
 
-    code, _, said = cli("demo", "--steps", 4, "--out", out)
+    code, _, said = cli("demo", "--steps", 2, "--out", out)
     assert code == 2
-    assert "train.steps: 3 / 4" in said
+    assert "has reached step 3: 'train.steps' must be at least that. Got 2 instead." in said

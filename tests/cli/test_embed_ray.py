@@ -60,7 +60,7 @@ def assert_same_file(one: Path, other: Path) -> None:
     mine, theirs = (read_embeddings(path, raw=True) for path in (one, other))
     np.testing.assert_allclose(mine.vectors, theirs.vectors, atol=1e-6)
     np.testing.assert_allclose(mine.raw, theirs.raw, atol=1e-6, rtol=1e-6)
-    assert mine[1:-1] == theirs[1:-1]
+    assert mine._replace(vectors=[], raw=[]) == theirs._replace(vectors=[], raw=[])
     assert json.loads(one.with_suffix(".json").read_text()) == json.loads(other.with_suffix(".json").read_text())
 
 

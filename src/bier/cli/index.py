@@ -110,10 +110,9 @@ def index(
     if json:
         emit(result)
         return
-    from bier.search.store import without_secrets
 
     say_skipped(result["skipped"])
-    where, seconds = out or without_secrets(store or add or ""), f"{result['seconds']:.1f} s"
+    where, seconds = out or result["collection"], f"{result['seconds']:.1f} s"
     if out is not None:
         say(f"{result['images']:,} images in {where} ({result['method']}, {seconds})")
         say(f"Next: {command('search', out, 'IMAGE.jpg')}")
