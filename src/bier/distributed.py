@@ -152,32 +152,6 @@ def from_first(compute: Callable[[], T]) -> T:
     return value
 
 
-def share(items: Sequence[T], shared: bool = True) -> Sequence[T]:
-    """Every `world`-th of the items, beginning with number `rank`; all of them where the work is not shared."""
-    return items[rank() :: world()] if shared else items
-
-
-def join_shares(found: list[T], shared: bool = True) -> list[T]:
-    """What the processes have found in their shares, one process after the other."""
-    if not shared or world() == 1:
-        return found
-    lists: list[Any] = [None] * world()
-    dist.all_gather_object(lists, found)
-    return [one for some in lists for one in some]
-
-
-def sum_shares(values: Tensor, shared: bool = True) -> None:
-    """Add up what the processes have counted in their shares, in place."""
-    if shared and world() > 1:
-        dist.all_reduce(values)
-
-
-def highest_of_shares(values: Tensor, shared: bool = True) -> None:
-    """The highest of each value that a process has found in its share, in place."""
-    if shared and world() > 1:
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-
-
 def sharded(
     numbers: NDArray[np.int64], compute: Callable[[NDArray[np.int64]], NDArray[np.float32]]
 ) -> NDArray[np.float32]:

@@ -5,8 +5,6 @@ Every format of ours takes its checksum from here:
 - `with_checksum` and `check_record`: a JSON record that covers itself (model.json, the manifest of an index).
 - `write_tensors` and `read_tensors`: a safetensors file with the checksum of all it holds (embeddings, shards).
 - `write_checksums` and `check_files`: a folder of files with a `SHA256SUMS`, as the program sha256sum reads it.
-
-Files that earlier versions wrote without a checksum are read as they are.
 """
 
 import errno
@@ -151,17 +149,11 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, CHECKSUM: checksum(json.dumps(rest, sort_keys=True, default=dict).encode())}
 
 
-def check_record(record: Mapping[str, Any], old: Collection[str]) -> None:
-    """ValueError if a record is not as `with_checksum` left it.
-
-    One without a checksum is of an earlier version, whose keys are `old`; with another key it is a damaged record, for
-    example one in which the word `checksum` is not legible.
-    """
+def check_record(record: Mapping[str, Any]) -> None:
+    """ValueError if a record is not as `with_checksum` left it."""
     if CHECKSUM not in record:
-        strange = sorted(map(str, record.keys() - set(old)))
-        if strange:
-            raise ValueError(f"it has the unknown key {strange[0]!r} and no checksum")
-    elif with_checksum(record)[CHECKSUM] != record[CHECKSUM]:
+        raise ValueError("it has no checksum")
+    if with_checksum(record)[CHECKSUM] != record[CHECKSUM]:
         raise ValueError("its checksum does not match its content")
 
 

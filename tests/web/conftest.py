@@ -14,7 +14,8 @@ import uvicorn
 from numpy.typing import NDArray
 
 from bier import EmbeddingEnsemble, Index, Model
-from bier.collection import Collection, recall_of
+from bier.collection import Collection
+from bier.collection.served import recall_figures
 from bier.models.backbones import build_backbone
 from bier.web.app import create_app
 from bier.web.guard import Access, Limits
@@ -50,7 +51,9 @@ def index(pixels: NDArray[np.uint8], model: Model) -> Index:
 def collection(index: Index, model: Model, pixels: NDArray[np.uint8]) -> Collection:
     row_of = {one: row for row, one in enumerate(index.ids)}
 
-    recall = {**(recall_of(index, model.weighting) or {}), "on": "48 patterns"}
+    labels = np.arange(len(index.ids)) // 8
+    figures = recall_figures(index.vectors(index.ids), index.groups, labels, model.weighting, None)
+    recall = {**figures, "on": "48 patterns"}
     return Collection(index, model, lambda one: (pixels[row_of[one]], None), "patterns", recall)
 
 

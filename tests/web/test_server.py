@@ -19,7 +19,8 @@ from starlette.testclient import TestClient
 
 import bier
 from bier import Index, Model
-from bier.collection import Collection, recall_of
+from bier.collection import Collection
+from bier.collection.served import recall_figures
 from bier.errors import DataError, ModelError
 from bier.evaluate.ensemble import evaluate_ensemble
 from bier.web.app import STATIC, create_app
@@ -95,7 +96,7 @@ def test_the_page_has_the_numbers_of_the_report(model: Model) -> None:
         index,
         model,
         lambda one: (Image.new("RGB", (1, 1)), None),
-        recall={**(recall_of(index, model.weighting) or {}), "on": "120"},
+        recall={**recall_figures(index.vectors(index.ids), index.groups, labels, model.weighting, None), "on": "120"},
     )
     status = TestClient(create_app(shown, GENEROUS), base_url="http://localhost").get("/api/status").json()
     names = {"prefixes": ["learner-1", "prefix-2", "ensemble"], "learners": ["learner-1", "learner-2", "learner-3"]}

@@ -18,7 +18,6 @@ from bier.collection.encoding import write_embeddings as write_embeddings
 from bier.collection.served import KS as KS
 from bier.collection.served import data_collection as data_collection
 from bier.collection.served import image_collection as image_collection
-from bier.collection.served import recall_of as recall_of
 from bier.collection.served import stored_collection as stored_collection
 from bier.collection.summary import Summary as Summary
 from bier.collection.summary import summarise as summarise

@@ -29,7 +29,7 @@ from bier.images import Source as Picture
 from bier.images.decode import box_of
 from bier.method.defaults import Weighting
 from bier.models.model import Untrained, load
-from bier.search import Id, Index, Store
+from bier.search import Id, Index
 from bier.search.files import locked
 from bier.search.sources import Progress, build_index
 from bier.search.store import Floats
@@ -37,10 +37,6 @@ from bier.search.store import Floats
 PictureOf = Callable[[Id], tuple[Picture, Box | None]]  # what `open_image` takes
 
 KS = (1, 2, 4, 8)
-_EVERY_IMAGE = 20_000  # recall of a collection: up to this size, every image is a query
-_QUERIES = 2_000  # beyond that, this many that are drawn at random
-_MOST = 500_000  # beyond that, recall is not measured: it would take too long at the start of the server
-_MOST_IN_STORE = 20_000  # the same for an external store, which would have to send all of its vectors
 
 
 def stored_collection(run: Path | Untrained | None, target: str, progress: Progress | None = None) -> Collection:
@@ -219,49 +215,27 @@ def _read_index(folder: Path | None) -> Index | None:
 # Recall figures of the page
 
 
-def recall_of(store: Store, weighting: Weighting, progress: Progress | None = None) -> dict[str, Any] | None:
-    """Recall in percent of every prefix and every learner, each image being searched among the others.
-
-    {"queries": 5924, "prefixes": [{"1": 40.1, ...}, ...], "learners": [{"1": 40.1, ...}, ...]}: the first prefix is
-    the first learner, the last one the whole ensemble. None if no two images share a label, or if there are too many.
-    Images without a label are left out. A large collection is measured with 2,000 queries drawn at random.
-    """
-    embedded = isinstance(store, Index)
-    most = _MOST if embedded else _MOST_IN_STORE
-    if not embedded and len(store) > most:  # not even the labels of a large store are fetched
-        return None
-    entries = [entry for entry in store.entries(store.ids) if entry.label is not None]
-    codes: dict[str, int] = {}  # numpy would take "a" and "a\\0" for one text
-    names = np.array([codes.setdefault(str(entry.label), len(codes)) for entry in entries], np.int64)
-    if len(np.unique(names)) in (0, len(names)) or len(names) > most:
-        return None
-    vectors = store.vectors([entry.id for entry in entries])
-    drawn = np.ones(len(names), np.bool_)
-    gallery: dict[str, Any] = {}
-    if len(names) > _EVERY_IMAGE:
-        drawn[:] = False
-        drawn[np.random.default_rng(0).choice(len(names), _QUERIES, replace=False)] = True
-        gallery = {"gallery": vectors[~drawn], "gallery_labels": names[~drawn]}
-    return _figures(vectors[drawn], store.groups, names[drawn], weighting, progress, **gallery)
-
-
 def _recall_by_protocol(
     dataset: Dataset, index: Index, source: ImageSource, queries: ImageSource | None, progress: Progress | None
 ) -> dict[str, Any] | None:
-    """As `recall_of`, by the protocol of the data set: the numbers of `bier evaluate` and its report."""
+    """Recall in percent by the protocol of the data set: the numbers of `bier evaluate` and its report.
+
+    {"queries": 5924, "prefixes": [{"1": 40.1, ...}, ...], "learners": [{"1": 40.1, ...}, ...]}: the first prefix is
+    the first learner, the last one the whole ensemble. None if no two images share a label.
+    """
     vectors, labels = index.vectors(index.ids), source.part.labels
     weighting = source.model.weighting
     if queries is not None:
         asked = queries.vectors(range(len(queries.ids)), progress)
         gallery = {"gallery": vectors, "gallery_labels": labels}
-        return _figures(asked, index.groups, queries.part.labels, weighting, progress, **gallery)
+        return recall_figures(asked, index.groups, queries.part.labels, weighting, progress, **gallery)
     if len(np.unique(labels)) == len(labels):
         return None
     repeats = REPEATS if dataset.protocol == "repeated-gallery" else None
-    return _figures(vectors, index.groups, labels, weighting, progress, repeats=repeats)
+    return recall_figures(vectors, index.groups, labels, weighting, progress, repeats=repeats)
 
 
-def _figures(
+def recall_figures(
     vectors: Floats,
     groups: tuple[int, ...],
     labels: NDArray[Any],

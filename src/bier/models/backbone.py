@@ -128,32 +128,10 @@ class Stages(nn.Module):
                 layer.eval()  # a frozen stage gives the same maps in training and in use
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Also the weights of a timm model that an earlier version kept as a single stage."""
-        if len(self.layers) > 1 and not any(key.startswith(f"{prefix}layers.1.") for key in state_dict):
-            _cut_weights(self, state_dict, f"{prefix}layers.")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
     def part(self, first: int, last: int | None = None) -> "Stages":
         """The stages `first` to `last`, sharing their weights with these."""
         names = self.names[first:last]
         return Stages(dict(zip(names, self.layers[first:last], strict=True)), frozen_norm=self.frozen_norm)
-
-
-def _cut_weights(stages: Stages, weights: dict[str, Any], prefix: str) -> None:
-    """Rename the weights of one stage, under the names of timm, to those of `stages`."""
-    cut: dict[str, Any] = {}
-    for number, (name, layer) in enumerate(zip(stages.names, stages.layers, strict=True)):
-        outer = f"{name}." if "." in name else ""  # such as blocks.3
-        inner = getattr(layer, "original", "")
-        for key in layer.state_dict():
-            old = f"{prefix}0.{outer}{key.removeprefix(inner)}"
-            if old in weights:
-                cut[f"{prefix}{number}.{key}"] = weights[old]
-    if cut:
-        for key in [key for key in weights if key.startswith(f"{prefix}0.")]:
-            del weights[key]
-        weights.update(cut)
 
 
 class Backbone(nn.Module):

@@ -121,7 +121,7 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ModelError(
                 f"The model {str(path)!r} is damaged: {WEIGHTS} is not the file that {described.name} describes."
             )
-        files.check_record(description, old=())
+        files.check_record(description)
         return safetensors.load(data), description
     except (ValueError, SafetensorError, RecursionError, OSError) as error:
         reason = files.reason(error) if isinstance(error, OSError) else " ".join(str(error).split())

@@ -105,7 +105,7 @@ class TrunkCache:
         """How many rows an earlier pass with the same fingerprint has finished; None if there was none."""
         try:
             state = json.loads(self._state.read_bytes())
-            files.check_record(state, old=())
+            files.check_record(state)
             whole = (self._folder / "maps.bin").stat().st_size == self._bytes()
             matches = state["fingerprint"] == self._fingerprint and whole
             return min(max(0, int(state["done"])), len(self._rows)) if matches else None

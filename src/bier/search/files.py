@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _load(folder: Path, most: int, verify: bool | None) -> Content:
     try:
         manifest = read_manifest(folder)
-        files.check_record(manifest, old=())
+        files.check_record(manifest)
         record = _Manifest(**manifest)
         data, dimension = folder / Path(record.data).name, sum(record.groups)
         for name, stamp in record.files.items():
@@ -268,7 +268,7 @@ def _old_data(folder: Path) -> list[Path]:
     inside = sorted(folder.iterdir())
     try:
         manifest = read_manifest(folder)
-        files.check_record(manifest, old=())
+        files.check_record(manifest)
         named = Path(_Manifest(**manifest).data).name
     except (SearchError, ValueError):  # none, or damaged; pydantic's error is a ValueError
         named = None
