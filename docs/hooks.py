@@ -22,7 +22,7 @@ from typer.cli import get_docs_for_click
 
 import bier
 from bier.cli import app
-from bier.cli.settings import shown
+from bier.cli.lists import shown
 from bier.config import described
 
 ROOT = Path(__file__).parents[1]

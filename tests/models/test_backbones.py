@@ -1,5 +1,6 @@
 """Every backbone gives what timm or its description says, cuts where it is told, and keeps its statistics."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import bier
 from bier.errors import ModelError
 from bier.models.backbones import build_backbone
 from bier.models.lora import adapt, merged
+from bier.models.timm_models import staged
 
 
 def pixels(size: int, count: int = 2) -> torch.Tensor:
@@ -64,17 +66,16 @@ FAMILIES = [  # the smallest of each, with small pictures where the network take
 
 
 @pytest.mark.parametrize(("name", "resolution"), FAMILIES)
-def test_stages_compute_what_timm_computes(name: str, resolution: int, tmp_path: Path) -> None:
+def test_stages_compute_what_timm_computes(name: str, resolution: int) -> None:
     """The split equals the whole, with the weights of the whole."""
     model = timm.create_model(name, pretrained=False, num_classes=0).eval()
     if resolution and hasattr(model, "set_input_size"):
         model.set_input_size(img_size=(resolution, resolution))
-    whole = {key: value.clone().contiguous() for key, value in model.state_dict().items()}
-    save_file(whole, tmp_path / "whole.safetensors")
-    backbone = build_backbone(name, weights=tmp_path / "whole.safetensors", resolution=resolution).eval()
     config = timm.data.resolve_model_data_config(model)
     mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
-    x = pixels(backbone.crop)
+    pixel_mean, pixel_std = ([255 * value for value in config[key]] for key in ("mean", "std"))
+    backbone = staged(name, deepcopy(model), mean=pixel_mean, std=pixel_std).eval()
+    x = pixels(resolution or backbone.crop)
     with torch.no_grad():
         expected = model((x / 255 - mean) / std)
         scale = float(expected.abs().max())

@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from bier import __version__
-from bier.cli import backbones, data, demo, embed, evaluate, export, index, paper, search, serve, settings, train
+from bier.cli import data, demo, embed, evaluate, export, index, lists, paper, search, serve, train
 from bier.cli.terminal import command, is_first_process, say
 from bier.errors import BierError, ConfigError
 from bier.system import use_device
@@ -89,8 +89,8 @@ app.command()(index.index)
 app.command()(search.search)
 app.command()(search.label)
 app.command()(serve.serve)
-app.command()(settings.settings)
-app.command()(backbones.backbones)
+app.command()(lists.settings)
+app.command()(lists.backbones)
 app.command()(export.export)
 app.add_typer(data.app, name="data", cls=_Group)
 app.add_typer(paper.app, name="paper", cls=_Group)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from bier.images.copies import COPY, likeness, thumbnail
+from bier.evaluate.audit import COPY, likeness, thumbnail
 
 
 def drawn(seed: int) -> Image.Image:
