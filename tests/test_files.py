@@ -258,6 +258,20 @@ def test_what_a_killed_process_leaves_is_found(tmp_path: Path, moment: str) -> N
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_folder_that_is_replaced_keeps_the_files_of_others(tmp_path: Path) -> None:
+    """`train --resume` deleted the notes in RUN/model."""
+    target = tmp_path / "model"
+    for text in ("first", "second"):
+        with files.folder_aside(target) as aside:
+            (aside / "part").write_text(text)
+        if text == "first":
+            (target / "mine").mkdir()
+            (target / "mine" / "thesis.txt").write_text("mine")
+            (target / "notes.txt").write_text("mine")
+    assert held(target) == {"part": "second", "mine/thesis.txt": "mine", "notes.txt": "mine"}
+    assert list(tmp_path.iterdir()) == [target]
+
+
 def fill(folder: Path, **content: str) -> None:
     """Write a folder of ours with these files."""
     with folders.own_folder(folder, "report") as aside:

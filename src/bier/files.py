@@ -416,7 +416,8 @@ def file_aside(path: Path) -> Iterator[Path]:
 def folder_aside(path: Path, put: Callable[[Path, Path], None] | None = None) -> Iterator[Path]:
     """As `file_aside` for a new folder of files. A folder that is there is removed when the new one has its name.
 
-    A kill between the two renames leaves the old one under another name; `restore` brings it back.
+    What is in it and not written again, such as a user's notes, is in the new one too. A kill between the two renames
+    leaves the old one under another name; `restore` brings it back.
     put: called with the folder aside and `path` to do this in another way.
     """
     path = linked(path)
@@ -428,7 +429,7 @@ def folder_aside(path: Path, put: Callable[[Path, Path], None] | None = None) ->
             aside.mkdir(parents=True)
             yield aside
             flush_files(aside)
-            (put or exchange)(aside, path)
+            (put or _exchange_ours)(aside, path)
             flush_folder(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -440,6 +441,26 @@ def linked(path: Path) -> Path:
         return path.resolve() if path.is_symlink() else path
     except (OSError, RuntimeError):  # a link to itself
         return path
+
+
+def _exchange_ours(aside: Path, path: Path) -> None:
+    """Links, so that whichever folder a kill leaves has the files of others."""
+    for other in path.iterdir() if path.exists() else ():
+        target = aside / other.name
+        if os.path.lexists(target):
+            continue
+        if other.is_dir() and not other.is_symlink():
+            shutil.copytree(other, target, symlinks=True, copy_function=_link)
+        else:
+            _link(other, target)
+    exchange(aside, path)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # a file system without links
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def exchange(aside: Path, path: Path) -> None:

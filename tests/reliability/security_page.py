@@ -22,6 +22,7 @@ ROWS = {  # by the file of the tests
     "test_disk": "full and read-only disks at every write of a command",
     "test_outputs": "places that cannot be written",
     "test_kills": "SIGKILL at random moments of train, embed, index and paper, resumed to the same bits; two at once",
+    "test_days": "days: sequences of ordinary commands and changes, with files of a user's beside ours",
     "test_memory": "embed, index and evaluate in the memory that they need, and in less",
     "test_numbers": "strange numbers; bfloat16 and float32 against float64",
     "test_server": "the server: load, requests, uploads, headers, paths, names, connections",

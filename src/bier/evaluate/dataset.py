@@ -18,7 +18,7 @@ from bier.config import Config, DataConfig
 from bier.data import Dataset
 from bier.data.recorded import Changes, as_recorded
 from bier.data.records import ALL, Part
-from bier.errors import ConfigError, ModelError
+from bier.errors import ConfigError, DataError, ModelError
 from bier.evaluate.ensemble import EnsembleResult, evaluate_ensemble
 from bier.evaluate.thresholds import LEAST_CLASSES, Gallery, kept_threshold, model_thresholds, no_threshold
 from bier.images import Broken, ImageDataset
@@ -328,6 +328,8 @@ class _Reader:
 
     def read(self, dataset: Dataset, name: str) -> _Embedded:
         part = dataset[name]
+        if not len(part):  # all of them are gone since the run recorded them
+            raise DataError(f"The part '{name}' of the data must have images to measure. None of them is left.")
         source = inputs_for(part, self.model.backbone, cache=self.cache, workers=self.workers)
         if isinstance(source, FeatureRows):
             return _Embedded(self.model.embed_raw(source, progress=self.progress), part.labels, None)
