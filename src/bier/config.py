@@ -20,7 +20,7 @@ from bier.method import defaults
 
 LARGEST_FILE = 2**22  # bytes
 MOST_DOTS = 1_000  # of a key
-RECORDS = ("made_by", "split")  # sections that describe how a run was made and are not settings
+RECORDS = ("made_by", "split", "choice")  # sections that describe how a run was made and are not settings
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 # Ours; all others are the library's.
 LOSSES = ("binomial-deviance", "contrastive", "triplet", "multi-similarity", "cross-entropy")

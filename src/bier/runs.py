@@ -92,7 +92,7 @@ class Run:
 
     @property
     def records(self) -> dict[str, dict[str, Any]]:
-        """What config.toml says about how the run was made, which are no settings: `made_by` and `split`."""
+        """What config.toml says about how the run was made, which are no settings: `made_by`, `split`, `choice`."""
         return self._config[1]
 
     def write_config(self, config: Config, records: Mapping[str, Mapping[str, Any]]) -> None:

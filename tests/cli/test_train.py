@@ -47,6 +47,7 @@ def test_json_is_one_object_and_the_run_is_complete(cli: Cli, features_file: Pat
         "validation": None,
         "untrained": None,
         "planned_seconds": None,
+        "choice": None,
         "skipped": [],
     }
     config = Config.from_toml(run / "config.toml")
@@ -420,10 +421,40 @@ def test_a_planned_run(cli: Cli, pictures: Path, tmp_path: Path, monkeypatch: py
     result = json.loads(out)
     assert 0 < result["planned_seconds"] < 120
     assert result["untrained"] is not None
+    few = "Loss: binomial-deviance, the gentle one: to choose by validation takes 20 held-out classes, and there are"
+    assert few in said
+    assert few in result["choice"]["why"]
     code, _, said = cli("train", *options, "--out", tmp_path / "run")
     assert code == 2
     assert "already holds a run" in said  # before anything is timed
     assert len(said.splitlines()) == 1
+
+
+def test_a_planned_run_chooses_its_loss(
+    cli: Cli, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is part of the plan, and a loss that is named is taken as it is."""
+    monkeypatch.setattr("bier.training.plan.MOST_STEPS", 12)
+    monkeypatch.setattr("bier.training.plan.LEAST_STEPS", 6)
+    monkeypatch.setattr("bier.training.choice.LEAST_STEPS", 6)
+    monkeypatch.setattr("bier.training.choice.LEAST_CLASSES", 1)
+    options = ["--data", "folder", "--root", pictures, *PLANNED, "--set", "model.trainable_from=blocks.5"]
+    code, out, said = cli("train", *options, "--minutes", 2, "--out", tmp_path / "run", "--json")
+    assert code == 0, said
+    assert "choice of the loss" in said.splitlines()[1]
+    result = json.loads(out)
+    assert result["choice"]["map"].keys() == {"binomial-deviance", "multi-similarity"}
+    assert result["choice"]["steps"] == 2
+    assert said.count(result["choice"]["why"]) == 1
+    assert result["steps"] == 12
+    steps = [row["step"] for row in Run(tmp_path / "run").metrics()]
+    assert steps == sorted(set(steps))
+    assert Config.from_toml(tmp_path / "run" / "config.toml").loss.name == result["choice"]["loss"]
+    named = ["--steps", 6, "--set", "loss.name=multi-similarity"]
+    code, out, said = cli("train", *options, *named, "--out", tmp_path / "named", "--json")
+    assert code == 0, said
+    assert json.loads(out)["choice"] is None
+    assert "Loss: " not in said
 
 
 def test_a_run_is_planned_unless_steps_are_given(cli: Cli, pictures: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_from_python_without_a_terminal(features_file: Path, tmp_path: Path, cap
     watch = Watch()
     run = bier.train(config(features_file), tmp_path / "run", observer=watch)
     assert capfd.readouterr() == ("", "")
-    assert run[:-1] == (tmp_path / "run", 12, None, None, False, None, None, 0, 0, ())
+    assert run[:-1] == (tmp_path / "run", 12, None, None, False, None, None, 0, 0, (), None)
     assert watch.steps == list(range(1, 13))
     assert Config.from_toml(run.folder / "config.toml") == config(features_file)
     model = bier.load(run.folder)

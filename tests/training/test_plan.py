@@ -66,6 +66,18 @@ def test_the_parts_add_up_to_the_time(minutes: int, factor: float) -> None:
     resolve("a-bier", "folder", settings)  # they fit together
 
 
+@pytest.mark.parametrize("minutes", range(5, 120, 5))
+def test_trying_losses_is_part_of_the_time(minutes: int) -> None:
+    plan = choose(fast(4), replace(BIRDS, choosing=True), 60.0 * minutes)
+    without = choose(fast(4), BIRDS, 60.0 * minutes)
+    assert plan.expected <= 60 * minutes
+    tried = plan.seconds["choice of the loss"]
+    assert (tried > 0) == (plan.steps >= 500)  # `train` tries losses in these runs and in no others
+    if plan.steps >= 500:
+        assert tried > plan.seconds["training"] / 8
+    assert without.seconds["choice of the loss"] == 0
+
+
 def test_the_earliest_stage_that_leaves_enough_steps() -> None:
     plan = choose(fast(4), BIRDS, 1800.0)
     assert plan.steps >= LEAST_STEPS

@@ -15,8 +15,8 @@ from bier.data.records import Dataset, Part, divide
 from bier.evaluate.recall import rank_r
 from bier.runs import Run
 from bier.training import resolve
-from bier.training.loop import TrainerState
 from bier.training.setup import MOST_DISTRACTORS, Scores, build, distractors_of, load_data, with_fewer_validated
+from bier.training.state import TrainerState
 
 SMALL = {
     "model.embedding": 12,

@@ -160,11 +160,12 @@ def train(
         watcher = ProgressObserver(bar, resolved)
         plan = None
         planned = resume is None and config is None and "train.steps" not in chosen
+        choosing = resume is None and config is None and _chooses_loss(resolved, chosen)
         begun = None if resume is not None else _begun_before(out, resolved)
         if begun is not None and planned:
             resolved = Run(begun).config.with_settings(chosen)
         elif planned:
-            resolved, plan = _planned(resolved, out, minutes, chosen, watcher)
+            resolved, plan = _planned(resolved, out, minutes, chosen, watcher, choosing)
         from bier.training import train as run_training
         from bier.training.loop import default_folder
         from bier.training.observers import CombinedObserver, logger
@@ -176,7 +177,9 @@ def train(
             if is_first_process():
                 also = [loggers.enter_context(closing(logger(name, resolved, folder))) for name in log or []]
                 observer = CombinedObserver(watcher, *also)
-            run = run_training(resolved, folder, resume=place is not None, observer=observer)
+            run = run_training(
+                resolved, folder, resume=place is not None, observer=observer, choose_loss=choosing and begun is None
+            )
     if is_first_process():
         _report(run, resolved, watcher.seconds, plan, json)
 
@@ -213,8 +216,28 @@ def _check_minutes(minutes: float | None, chosen: Mapping[str, Any]) -> None:
         raise ConfigError("--minutes plans a run of one process; use --steps with torchrun.")
 
 
+def _chooses_loss(config: "Config", chosen: Mapping[str, Any]) -> bool:
+    """Whether the run is to choose its loss: A-BIER on pictures and a pretrained backbone, and no loss was named."""
+    from bier.training.plan import can_plan
+
+    named = any(key.startswith("loss.") for key in chosen)
+    one_process = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    return (
+        not named
+        and config.method == "a-bier"
+        and config.train.validate_by == "map"
+        and one_process
+        and can_plan(config)
+    )
+
+
 def _planned(
-    config: "Config", out: Path | None, minutes: float | None, chosen: Mapping[str, Any], watcher: "ProgressObserver"
+    config: "Config",
+    out: Path | None,
+    minutes: float | None,
+    chosen: Mapping[str, Any],
+    watcher: "ProgressObserver",
+    choosing: bool,
 ) -> "tuple[Config, Plan | None]":
     """The config with the number of steps and the depth that fit into the time; as it is where nothing is planned."""
     from bier.runs import Run
@@ -228,7 +251,7 @@ def _planned(
     run = out or default_folder(config)
     check_new(Run(run))
     allowed = minutes or DEFAULT_MINUTES
-    plan = plan_run(config, allowed, run, chosen, watcher.prepare, watcher.begun)
+    plan = plan_run(config, allowed, run, chosen, watcher.prepare, watcher.begun, choosing)
     for line in explained(plan, config, allowed):
         say(line)
     say("--minutes N plans another time, --steps N trains without a plan.")
@@ -253,6 +276,7 @@ def _report(run: "TrainingResult", config: "Config", seconds: float, plan: "Plan
                 "best_validation": run.best_validation,
                 "validation": run.best.named() if run.best else None,
                 "untrained": run.untrained.named() if run.untrained else None,
+                "choice": run.choice,
                 "skipped": skipped,
                 "seconds": seconds,
                 "validation_share": run.validation_share,
@@ -343,6 +367,8 @@ class ProgressObserver:
         if "loss" in row:
             learners = " ".join(f"{loss:.3f}" for loss in row["learner_losses"])
             self.status = f"loss {row['loss']:.3f} ({learners})"
+        if "choice" in row:
+            say(row["choice"])
         if "validation" in row and self.validations:
             ranked = f", MAP@R {row['validation_map']:.2f}" if "validation_map" in row else ""
             what = f"step {step}" if step else "untrained backbone"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bier.training.methods import METHODS, resolve
 
 if TYPE_CHECKING:
-    from bier.training.loop import Observer, TrainingResult, train
+    from bier.training.loop import Observer, train
+    from bier.training.state import TrainingResult
 
 __all__ = ["METHODS", "Observer", "TrainingResult", "resolve", "train"]
 

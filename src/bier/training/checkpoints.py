@@ -164,14 +164,16 @@ def save_model(run: Run, model: Model, metric: nn.Module, step: int | None = Non
         model.save(folder)
 
 
-def write_config(run: Run, config: Config, split: Mapping[str, Any]) -> None:
-    """runs/NAME/config.toml: every setting, the versions that made the run, and how the data was divided."""
+def write_config(run: Run, config: Config, split: Mapping[str, Any], choice: Mapping[str, Any] | None = None) -> None:
+    """runs/NAME/config.toml: every setting, the versions that made the run, how the data was divided, and the choice of
+    the loss where there is one."""
     made_by = {"bier": bier.__version__, "torch": str(torch.__version__), "python": platform.python_version()}
     made_by["device"] = str(system.device())
     with writing(run.config_file, run):
         if (job := _torchrun_job()) is not None:
             files.write(run.job_file, job.encode())
-        run.write_config(config, {"made_by": made_by, "split": split})
+        chosen = {"choice": choice} if choice else {}
+        run.write_config(config, {"made_by": made_by, "split": split, **chosen})
 
 
 MAY_CHANGE = ("train.steps", "data.root", "data.skip_broken", "data.workers")  # when a run is resumed

@@ -5,7 +5,8 @@ import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,15 +19,15 @@ from bier.config import Config, TrainConfig
 from bier.data.recorded import record
 from bier.errors import BierError, ConfigError, DataError, TrainingError
 from bier.evaluate.dataset import find_same
-from bier.images import Broken
 from bier.method import equations
 from bier.models.model import Model, is_pretrained
 from bier.runs import Run, step_of
-from bier.training import checkpoints
+from bier.training import checkpoints, choice
 from bier.training.checkpoints import Checkpoint
 from bier.training.objective import FirstBroken, Objective, ObjectiveParts
 from bier.training.optimizer import WeightAverage, build_optimizer, learning_rate
 from bier.training.setup import MetricBuilder, Scores, TrainingSetup, Validation, build, solve_start
+from bier.training.state import TrainerState, TrainingResult
 
 
 class Observer(Protocol):
@@ -47,80 +48,6 @@ class NullObserver:
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None: ...
 
 
-class TrainingResult(NamedTuple):
-    """How a run ended. `interrupted`: it was asked to stop, saved a checkpoint and can be resumed.
-
-    best_step, best_validation: the step whose model is kept and its R@1 (or accuracy) on the validation classes. Step 0
-    is the untrained backbone: no step was better, and the model is its plain normalised features.
-    best, untrained: all scores of that step and of the untrained backbone, where they were measured.
-    queries, distractors: validation images, and training images that they were searched among besides.
-    skipped: the images that `data.skip_broken` has left out.
-    validation_share: the share of the time of the steps that validation took.
-    """
-
-    folder: Path
-    step: int
-    best_step: int | None
-    best_validation: float | None
-    interrupted: bool
-    best: Scores | None = None
-    untrained: Scores | None = None
-    queries: int = 0
-    distractors: int = 0
-    skipped: tuple[Broken, ...] = ()
-    validation_share: float = 0.0
-
-
-TIE = 0.25  # points of MAP@R that a few validation classes cannot tell apart; see docs/training.md
-
-
-@dataclass
-class TrainerState:
-    """The current step and the best validation so far."""
-
-    step: int = 0
-    best_step: int | None = None
-    best_value: float | None = None  # the highest so far; that of the best step, or up to TIE above it
-    stale: int = 0  # validations since the best
-    best: dict[str, float] = field(default_factory=dict)  # all scores of the best step; absent in older checkpoints
-    untrained: dict[str, float] = field(default_factory=dict)  # those of step 0
-
-    def record_validation(self, scores: Scores) -> None:
-        """The best by MAP@R, the latest within TIE of it; by R@1, the first of equals, where MAP@R was not asked for.
-
-        No tie with the untrained backbone: what is kept in its place must be better, or as good.
-        """
-        by_map = scores.map_at_r is not None
-        value = scores.map_at_r if scores.map_at_r is not None else scores.recall
-        better = self.best_value is None or value > self.best_value
-        if self.step == 0:
-            self.untrained = scores.named()
-        self.stale = 0 if better else self.stale + 1
-        if better:
-            self.best_value = value
-        tie = by_map and value >= (self.best_value or 0.0) - (TIE if self.best_step else 0.0)
-        if better or tie:
-            self.best_step, self.best = self.step, scores.named()
-
-    def summary(self) -> dict[str, Any]:
-        """What the model keeps about its validation."""
-        if self.best_step is None:
-            return {}
-        best: Mapping[str, Any] = self.best or {"recall": self.best_value}
-        measured: dict[str, Any] = {"validation": {"step": self.best_step, **best}}
-        return measured | ({"untrained": self.untrained} if self.untrained else {})
-
-    def result(self, folder: Path, interrupted: bool, validation: Validation | None) -> TrainingResult:
-        best = Scores(self.best["recall"], self.best.get("map")) if self.best else None
-        untrained = Scores(self.untrained["recall"], self.untrained.get("map")) if self.untrained else None
-        value = best.recall if best else self.best_value
-        images = (validation.count, validation.distractors) if validation else (0, 0)
-        return TrainingResult(folder, self.step, self.best_step, value, interrupted, best, untrained, *images)
-
-    def done(self, config: TrainConfig) -> bool:
-        return self.step >= config.steps or 0 < config.patience <= self.stale
-
-
 def train(
     config: Config,
     out: str | Path | None = None,
@@ -130,6 +57,7 @@ def train(
     metric: MetricBuilder | None = None,
     snapshots: Collection[int] = (),
     same: bool = True,
+    choose_loss: bool = False,
     device: str | None = None,
 ) -> TrainingResult:
     """Train a model as `config` describes and write a run folder: config, metrics, checkpoints, model.
@@ -145,6 +73,8 @@ def train(
             parameters are trained too.
         snapshots: steps whose model is also saved, as RUN/model-step-N, and kept.
         same: find the similarity from which two images are called the same and keep it with the model.
+        choose_loss: begin with binomial deviance and with Multi-Similarity, an eighth of the steps each, and go on with
+            the loss that has the higher validation MAP@R; with binomial deviance where steps or classes are too few.
         device: where to compute, as torch names it (`cpu`, `cuda:1`, `mps`); by default the accelerator that is there.
 
     Returns:
@@ -166,6 +96,8 @@ def train(
     """
     run = Run(out if out is not None else default_folder(config))
     observer = observer or NullObserver()
+    if resume and choose_loss and run.exists and "loss" in (chosen := run.records.get("choice", {})):
+        config = config.with_settings(choice.CANDIDATES[chosen["loss"]])
     _check_folder(run, config, resume)
     with system.computing_on(device), distributed.process_group(), _only_process(run):
         _check_folder(run, config, resume)  # again: another process may have begun a run in it meanwhile
@@ -174,57 +106,104 @@ def train(
         setup = build(config, run, observer.prepare, metric)
         if resume and distributed.rank() == 0:
             checkpoints.change_settings(run, config)
-        optimizer = build_optimizer(config, setup.objective)
-        setup.objective.hold_rows(optimizer)
-        average = WeightAverage(setup.objective, config.train.ema)
-        state = _start_or_restore(run, setup, optimizer, average, observer)
-        interrupted = False
-        fresh = state.step == 0
-        # At step -1: a run that was killed before its first checkpoint measures the untrained backbone again.
-        metrics = checkpoints.Metrics(run, resume_at=-1 if fresh else state.step, writes=distributed.rank() == 0)
+        chosen = run.records.get("choice", {}) if run.exists else {}
+        if choose_loss and not run.exists:
+            chosen = choice.planned(config, setup.dataset)
         clock = _Clock()
-        with closing(metrics), stop_requests() as stopping:
-            with clock.validating():
-                _measure_untrained(setup, state, metrics, observer)
-            model = _in_parallel(setup.objective, config.train)
-            batches = iter(setup.inputs.batches(setup.sampler))
-            setup.objective.train()
-            broken = FirstBroken()
-
-            while not state.done(config.train) and not interrupted:
-                with _losing_no_step(run, setup, optimizer, average, state, metrics):
-                    inputs, numbers = next(batches)
-                state.step += 1
-                row = _step(setup, model, optimizer, inputs, setup.labels[numbers], state.step, run, broken)
-                average.update()
-                if setup.validation and _due(state.step, config.train.validate_every, config.train):
-                    _check_finite(broken, run)
-                    with clock.validating(), _losing_no_step(run, setup, optimizer, average, state, metrics):
-                        measured = _validate(setup.validation, setup.objective, average, state)
-                    row = {"step": state.step, **row, **measured}
-                if row:
-                    metrics.write(row)
-                observer.step(state.step, config.train.steps, row)
-
-                ending = state.done(config.train)
-                interrupted = distributed.any_process(bool(stopping)) and not ending
-                is_best = state.best_step == state.step
-                saving = _due(state.step, config.train.checkpoint_every, config.train)
-                saving = saving or ending or interrupted or is_best
-                if saving or state.step in snapshots:
-                    _check_finite(broken, run)
-                if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
-                    _save_snapshot(run, setup, average, state.step)
-                if saving:
-                    _save(run, setup, optimizer, average, state, metrics)
-
+        advance = partial(_advance, clock=clock, chosen=chosen)
+        end = None
+        if choice.is_open(chosen):
+            choice.check(bool(snapshots), metric is not None, distributed.world())
+            end = choice.choose(run, setup, chosen, observer, advance)
+        elif chosen:
+            choice.remove_candidates(run)  # which a kill may have left
+        state, average, interrupted = end or advance(run, setup, observer, snapshots=snapshots)
         if not interrupted and distributed.rank() == 0:
             _save_best(run, setup, average, state, same)
             checkpoints.remove_maps(run)
         result = state.result(run.path, interrupted, setup.validation)
         return result._replace(
-            skipped=tuple({image.path: image for image in setup.dataset.broken}.values()), validation_share=clock.share
+            skipped=tuple({image.path: image for image in setup.dataset.broken}.values()),
+            choice=run.records.get("choice"),
+            validation_share=clock.share,
         )
+
+
+class Advanced(NamedTuple):
+    """Where a run stands. `interrupted`: it was asked to stop and has saved a checkpoint."""
+
+    state: TrainerState
+    average: WeightAverage
+    interrupted: bool
+
+
+def _advance(
+    run: Run,
+    setup: TrainingSetup,
+    observer: Observer,
+    *,
+    clock: "_Clock",
+    chosen: Mapping[str, Any],
+    snapshots: Collection[int] = (),
+    until: int | None = None,
+) -> Advanced:
+    """Train from the newest checkpoint, or from the start, to the end of the run or to the step `until`.
+
+    chosen: what config.toml says about the choice of the loss, where there is one.
+    """
+    config = setup.config
+    optimizer = build_optimizer(config, setup.objective)
+    setup.objective.hold_rows(optimizer)
+    average = WeightAverage(setup.objective, config.train.ema)
+    fresh = run.newest() is None
+    state = _start_or_restore(run, setup, optimizer, average, observer, chosen)
+
+    def over() -> bool:
+        return state.done(config.train) or (until is not None and state.step >= until)
+
+    interrupted = False
+    # At step -1: a run that was killed before its first checkpoint measures the untrained backbone again.
+    metrics = checkpoints.Metrics(run, resume_at=-1 if fresh else state.step, writes=distributed.rank() == 0)
+    with closing(metrics), stop_requests() as stopping:
+        if fresh:
+            with clock.validating():
+                _measure_untrained(setup, state, metrics, observer)
+            if until == 0:
+                _save(run, setup, optimizer, average, state, metrics)
+        model = _in_parallel(setup.objective, config.train)
+        batches = iter(setup.inputs.batches(setup.sampler))
+        setup.objective.train()
+        broken = FirstBroken()
+
+        while not over() and not interrupted:
+            with _losing_no_step(run, setup, optimizer, average, state, metrics, whole=until is None):
+                inputs, numbers = next(batches)
+            state.step += 1
+            row = _step(setup, model, optimizer, inputs, setup.labels[numbers], state.step, run, broken)
+            average.update()
+            if setup.validation and (
+                _due(state.step, config.train.validate_every, config.train) or state.step == until
+            ):
+                _check_finite(broken, run)
+                saving = _losing_no_step(run, setup, optimizer, average, state, metrics, whole=until is None)
+                with clock.validating(), saving:
+                    measured = _validate(setup.validation, setup.objective, average, state)
+                row = {"step": state.step, **row, **measured}
+            if row:
+                metrics.write(row)
+            observer.step(state.step, config.train.steps, row)
+
+            ending = over()
+            interrupted = distributed.any_process(bool(stopping)) and not (ending and until is None)
+            due = _due(state.step, config.train.checkpoint_every, config.train)
+            saving_now = due or ending or interrupted or state.best_step == state.step
+            if saving_now or state.step in snapshots:
+                _check_finite(broken, run)
+            if state.step in snapshots:  # before the checkpoint: a run that resumes from it has the snapshot
+                _save_snapshot(run, setup, average, state.step)
+            if saving_now:
+                _save(run, setup, optimizer, average, state, metrics)
+    return Advanced(state, average, interrupted)
 
 
 class _Clock:
@@ -282,7 +261,12 @@ def _check_snapshots(run: Run, config: Config, snapshots: Collection[int]) -> No
 
 
 def _start_or_restore(
-    run: Run, setup: TrainingSetup, optimizer: torch.optim.Optimizer, average: WeightAverage, observer: Observer
+    run: Run,
+    setup: TrainingSetup,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage,
+    observer: Observer,
+    chosen: Mapping[str, Any],
 ) -> TrainerState:
     """Start a new run, or restore the newest checkpoint of an existing one."""
     newest = run.newest()
@@ -292,7 +276,9 @@ def _start_or_restore(
                 checkpoints.begin(run)
                 with checkpoints.writing(run.data_file, run):
                     run.write_images(record(setup.everything, setup.config.data.root))
-                checkpoints.write_config(run, setup.config, setup.dataset.split)
+                checkpoints.write_config(run, setup.config, setup.dataset.split, chosen)
+            if "why" in chosen:
+                observer.step(0, setup.config.train.steps, {"choice": chosen["why"]})
             solve_start(setup, observer.prepare)
         torch.manual_seed(setup.config.seed + distributed.rank())
         return TrainerState()
@@ -531,19 +517,22 @@ def _losing_no_step(
     average: WeightAverage,
     state: TrainerState,
     metrics: checkpoints.Metrics,
+    *,
+    whole: bool,
 ) -> Iterator[None]:
-    """A checkpoint and a model where an image that cannot be read ends the run."""
+    """A checkpoint where an image that cannot be read ends the run, and a model if it is a whole one."""
     try:
         yield
     except DataError:
         if distributed.world() == 1 and state.step > 0:  # other processes would know of no error
             _save(run, setup, optimizer, average, state, metrics)
-            _save_best(run, setup, average, state, same=False)
-            warnings.warn(
-                f"The model of step {state.step} is in {run.model()}. Go on with --resume {run} when the image is "
-                "repaired or deleted, or with --skip-broken as well.",
-                stacklevel=2,
-            )
+            if whole:
+                _save_best(run, setup, average, state, same=False)
+                warnings.warn(
+                    f"The model of step {state.step} is in {run.model()}. Go on with --resume {run} when the image is "
+                    "repaired or deleted, or with --skip-broken as well.",
+                    stacklevel=2,
+                )
         raise
 
 
@@ -555,6 +544,8 @@ def _save_best(run: Run, setup: TrainingSetup, average: WeightAverage, state: Tr
         average.load_state_dict(saved.average)
     average.keep()
     summary = state.summary()
+    if chosen := run.records.get("choice"):
+        summary["choice"] = chosen
     model = setup.untrained_model(summary) if state.best_step == 0 else setup.model(summary)
     checkpoints.save_model(run, model, setup.objective.metric)
     if same:

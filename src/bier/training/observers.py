@@ -115,6 +115,6 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     for key, value in row.items():
         if isinstance(value, list):
             flat |= {f"{key}/{number}": learner for number, learner in enumerate(value, start=1)}
-        elif key != "step":
+        elif key != "step" and not isinstance(value, str):
             flat[key] = value
     return flat

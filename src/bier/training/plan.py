@@ -25,6 +25,7 @@ from bier.models.backbone import Backbone, autocast
 from bier.models.embed import inputs_for
 from bier.models.model import is_pretrained
 from bier.system import reuse_memory
+from bier.training import choice
 from bier.training.objective import Objective, diversity_loss, metric_loss
 from bier.training.setup import (
     EMBEDDING_ONLY,
@@ -78,6 +79,7 @@ class Work:
     start: int = 0  # whose features the start of the embedding layer needs
     solved: bool = False  # whether that start is solved for
     features: int = 1280  # that are compared, of the untrained backbone
+    choosing: bool = False  # whether losses are tried first, where there are steps enough
 
 
 @dataclass(frozen=True)
@@ -186,14 +188,24 @@ def _plan(
     }
     left = MARGIN * seconds - sum(parts.values())
     most = min(VALIDATIONS, max(1, int(VALIDATION_SHARE * seconds / one))) if one else VALIDATIONS
-    if (every := given.get("train.validate_every")) is not None:
-        steps = int(max(0.0, left - one) / (cost.step + (one + SAVING) / every))
-    else:
-        steps = int(max(0.0, left - (most + 1) * one - most * SAVING) / cost.step)
+    every = given.get("train.validate_every")
+    trying = 2 * one + 4 * SAVING  # that and more steps, before one loss is chosen
+
+    def fitting(left: float, share: float) -> int:
+        if every is not None:
+            return int(max(0.0, left - one) / (cost.step * (1 + share) + (one + SAVING) / every))
+        return int(max(0.0, left - (most + 1) * one - most * SAVING) / (cost.step * (1 + share)))
+
+    steps = fitting(left, 0.0)
+    if work.choosing and choice.steps_each(steps):  # too few with the choice: no run that would make one
+        with_choice = fitting(left - trying - cost.step, 1 / choice.PARTS)
+        steps = with_choice if choice.steps_each(with_choice) else choice.LEAST_STEPS - 1
     steps = min(steps, MOST_STEPS)
+    tried = choice.steps_each(steps) if work.choosing else 0
     every = every or max(1, -(-steps // most))
     measured = -(-steps // every) if work.validation else 0
     parts |= {
+        "choice of the loss": tried * cost.step + trying if tried else 0.0,
         "training": steps * cost.step,
         "validation": (measured + bool(measured)) * one + -(-steps // every) * SAVING,
     }
@@ -233,9 +245,11 @@ def plan_run(
     given: Mapping[str, Any],
     progress: Callable[[str, int, int], None],
     started: float | None = None,
+    choose_loss: bool = False,
 ) -> Plan:
     """Time the network of a config on its own images and plan a run of so many minutes.
 
+    choose_loss: whether the run is asked to choose its loss.
     given: settings that the caller has chosen. started: when the minutes began, by `time.perf_counter`.
     """
     if not can_plan(config):
@@ -251,7 +265,10 @@ def plan_run(
     while not home.is_dir():
         home = home.parent
     space = min(MOST_BYTES, shutil.disk_usage(home).free / 2)
-    plan = choose(timings, work_of(config, dataset), 60 * minutes - spent, space=space, given=given)
+    work = work_of(config, dataset)
+    choosing = choose_loss and choice.classes_to_tell(config, dataset) >= choice.LEAST_CLASSES
+    work = replace(work, choosing=choosing)
+    plan = choose(timings, work, 60 * minutes - spent, space=space, given=given)
     return replace(plan, seconds={"planning": spent, **plan.seconds})
 
 
