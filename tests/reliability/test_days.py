@@ -432,6 +432,6 @@ def test_days(
     tally: Any, drawn: Callable[[int, int], settings], attack: Callable[..., Any], seen: Seen, tmp_path: Path
 ) -> None:
     rules = settings(drawn(25, 400), stateful_step_count=16)
-    run_state_machine_as_test(lambda: Days(attack, seen, tmp_path, tally), settings=rules)
+    run_state_machine_as_test(lambda: Days(attack, seen, tmp_path, tally), settings=rules)  # type: ignore[arg-type]
     shown = ", ".join(f"{count:,} {name}" for name, count in sorted(seen.commands.items()))
     tally.remark(f"days: {sum(seen.commands.values()):,} commands: {shown}")
