@@ -21,4 +21,4 @@ def test_demo_compares_and_reports(cli: Callable[..., tuple[int, str, str]], tmp
 
     code, _, said = cli("demo", "--steps", 2, "--out", out)
     assert code == 2
-    assert "has reached step 3: 'train.steps' must be at least that. Got 2 instead." in said
+    assert "has reached step 3; 'train.steps' must be at least that. Got 2 instead." in said

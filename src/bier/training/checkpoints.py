@@ -184,10 +184,6 @@ def check_same_config(run: Run, config: Config) -> None:
     different = [text for text in run.config.differing(config) if text.partition(":")[0] not in MAY_CHANGE]
     if different:
         raise ConfigError(f"{run} was started with other settings (there / here): {'; '.join(different)}.")
-    if config.train.steps < run.step:
-        raise ConfigError(
-            f"{run} has reached step {run.step}: 'train.steps' must be at least that. Got {config.train.steps} instead."
-        )
 
 
 def change_settings(run: Run, config: Config) -> None:
