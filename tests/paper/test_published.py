@@ -122,3 +122,18 @@ def test_the_held_out_table_of_the_appendix() -> None:
             best = max(curve, key=lambda point: point[1])
             texts.append([f"{best[1]:.1f} ({best[0]})", f"{curve[-1][1]:.1f}", str(curve[1][0] - curve[0][0])])
         assert row in texts, (label, row, texts)
+
+
+def test_the_way_to_the_paper_s_length() -> None:
+    """Each column is one measurement of the run."""
+    (run,) = final("cub", "paper", "A-BIER")
+    curve, ratios = run["curve"], dict(run["gradient_ratios"])
+    names = {"R@1": "ensemble", "R@1 weighted by sqrt(alpha)": "ensemble-sqrt"}
+    names |= {f"learner {m}": f"learner-{m}" for m in (1, 2, 3)}
+    expected = {title: [f"{point['recall'][name]:.2f}" for point in curve] for title, name in names.items()}
+    expected["clf. corr."] = [f"{point['classifier_correlation']:.3f}" for point in curve]
+    expected["feature corr."] = [f"{point['feature_correlation']:.3f}" for point in curve]
+    expected["gradient ratio on W"] = [f"{ratios[point['step']]:.2f}" for point in curve]
+    assert cells(APPENDIX.read_text(), "<!-- length -->") == expected
+    (_, early), (_, late) = run["train_recall"]
+    assert f"{early:.1f} after 27 passes and {late:.1f} after 64" in APPENDIX.read_text()
