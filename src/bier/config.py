@@ -119,8 +119,12 @@ class ModelConfig(Section):
     backbone: str = setting("efficientnet_lite0", "a name that bier or timm knows")
     weights: str = setting("", "file of pretrained weights; empty for those that come with the name")
     resolution: int = setting(
-        0, "side of the pictures that the network sees; 0 for the backbone's own", least=0, most=LARGEST_PICTURE
+        0, "side of the pictures in training; 0 for the backbone's own", least=0, most=LARGEST_PICTURE
     )
+    test_resolution: int = setting(
+        0, "side of the pictures when they are encoded; 0 for that of training", least=0, most=LARGEST_PICTURE
+    )
+    mirror: bool = setting(False, "encode a picture and its mirror image, and take the mean")
     pool: Literal["", "token", "avg", "max", "avgmax"] = setting(
         "", "how maps or tokens become features, 'token' for the class token; empty for the backbone's own way"
     )

@@ -1,5 +1,5 @@
 """The machine: the device that computes, what the C library does with freed memory (kept for the next step of training,
-returned by a server that waits), and whether there is room for a library that crashes without it.
+returned by a server that waits), whether there is room for a library that crashes without it, and requests to stop.
 
 Nothing here imports torch before a device is asked for: the processes that decode images for the server have none.
 """
@@ -8,11 +8,13 @@ import ctypes
 import logging
 import mmap
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bier.errors import ConfigError
 
@@ -161,3 +163,29 @@ def check_room(size: int, what: str) -> None:
 def _set(*settings: tuple[int, int]) -> bool:
     library = _glibc()
     return library is not None and all(library.mallopt(name, value) == 1 for name, value in settings)
+
+
+SAME_REQUEST = 1.0  # seconds; torchrun forwards a Ctrl-C that its processes have also received from the terminal
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[float]]:
+    """A list to which Ctrl-C and SIGTERM append their time. A second one, later, stops the process at once."""
+    requests: list[float] = []
+
+    def request(_: int, __: Any) -> None:
+        now = time.monotonic()
+        if requests and now - requests[0] > SAME_REQUEST:
+            raise KeyboardInterrupt
+        requests.append(now)
+
+    try:
+        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where signals cannot be caught
+        yield requests
+        return
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -53,6 +53,31 @@ def test_index_and_search_without_a_model(cli: Cli, photos: Path, query: Path, t
     assert results[0]["score"] == pytest.approx(float(expected[0, 0]), abs=1e-4)
 
 
+def test_an_index_keeps_the_look_that_it_was_made_with(cli: Cli, photos: Path, query: Path, tmp_path: Path) -> None:
+    quick, closer = tmp_path / "quick.index", tmp_path / "closer.index"
+    assert cli("index", photos, "--backbone", NAME, "--fast", "--out", quick)[0] == 0
+    assert cli("index", photos, "--backbone", NAME, "--out", closer)[0] == 0
+    model = bier.pretrained(NAME)
+    for index, fast in ((quick, True), (closer, False)):
+        collection = Collection.open(index)
+        assert collection.model.is_fast == fast
+        one = collection.store.ids[0]
+        np.testing.assert_allclose(
+            collection.store.vectors([one])[0], model.encode(photos / str(one), fast=fast)[0], atol=1e-4
+        )
+        results = json.loads(cli("search", index, query, "-k", 1, "--json")[1])["results"]
+        expected = model.encode(results[0]["path"], fast=fast) @ model.encode(query, fast=fast).T
+        assert results[0]["score"] == pytest.approx(float(expected[0, 0]), abs=1e-4)
+    code, _, err = cli("index", photos, "--backbone", NAME, "--add", quick)
+    assert code == 2
+    assert "another look (--fast)" in err
+    code, _, err = cli("index", photos, "--backbone", NAME, "--fast", "--add", quick)
+    assert code == 0, err
+    code, _, err = cli("serve", "--index", quick, "--fast")
+    assert code == 2
+    assert "keeps the look" in err
+
+
 def test_an_index_of_an_embeddings_file_remembers_the_backbone(cli: Cli, photos: Path, tmp_path: Path) -> None:
     code, out, err = cli("embed", photos, "--backbone", NAME, "--out", tmp_path / "v.safetensors", "--json")
     assert code == 0, err

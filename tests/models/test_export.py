@@ -64,6 +64,22 @@ def test_one_picture_of_any_size(resize: int, tmp_path: Path) -> None:
     assert cosines(ours[1:], ours[:-1]).max() < 0.999  # the pictures can be told apart
 
 
+@pytest.mark.parametrize("takes", ["image", "crops"])
+def test_the_mirror_image_counts_in_the_graph_too(takes: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Model(build_backbone("conv4"), EmbeddingEnsemble(512, (8, 16, 24), bias=True), precision="float32")
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 48, 48, 3), dtype=np.uint8)
+    plain = model.encode(pictures)
+    model.mirror = True
+    session = exported(model, tmp_path / "model.onnx", takes=takes)
+    if takes == "image":
+        vectors = np.stack([session.run(["vector"], {"image": picture})[0] for picture in pictures])
+    else:
+        (vectors,) = session.run(["vectors"], {"pixels": pictures})
+    np.testing.assert_allclose(vectors, model.encode(pictures), atol=1e-4)
+    assert np.abs(vectors - plain).max() > 1e-3  # one look gives other vectors
+
+
 def test_real_photographs(shared_data: Path, tmp_path: Path) -> None:
     """Groceries and birds of many shapes; some are also enlarged, because all are 256 pixels long."""
     groceries, birds = (sorted((shared_data / name).rglob("*.jpg")) for name in ("grocery", "CUB_200_2011"))

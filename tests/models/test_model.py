@@ -15,11 +15,13 @@ from PIL import Image
 
 import bier
 from bier import files
+from bier.collection.encoding import folder_fingerprint
 from bier.errors import BierError, ConfigError, DataError, ModelError
 from bier.images import ImageDataset
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbone import folded
 from bier.models.backbones import build_backbone
+from bier.models.folder import write_folder
 from bier.models.model import Model, load
 
 
@@ -347,3 +349,42 @@ def test_the_mirror_image_counts_too_and_is_kept(model: Model, pictures: np.ndar
     with torch.no_grad():
         pixels = torch.from_numpy(pictures).permute(0, 3, 1, 2)
         np.testing.assert_allclose(model.eval()(pixels).numpy(), model.encode(pictures), rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def closer() -> Model:
+    """Trained at 64 pixels, so to speak, and looking at 96 and at the mirror image."""
+    return bier.pretrained("efficientnet_lite0", precision="float32", resolution=64)
+
+
+def test_pretrained_networks_look_closer_when_they_encode(closer: Model, pictures: np.ndarray, tmp_path: Path) -> None:
+    assert (closer.backbone.crop, closer.trained_at, closer.mirror) == (96, 64, True)
+    at = {
+        side: bier.pretrained("efficientnet_lite0", None, "float32", resolution=side, test_resolution=0, mirror=False)
+        for side in (64, 96)
+    }
+    both = at[96].embed_raw(pictures) + at[96].embed_raw(pictures[:, :, ::-1])
+    np.testing.assert_allclose(closer.embed_raw(pictures), both / 2, rtol=1e-3, atol=1e-4)
+    once = at[64].encode(pictures)
+    np.testing.assert_allclose(closer.encode(pictures, fast=True), once, atol=1e-5)
+    assert np.abs(closer.encode(pictures) - once).max() > 1e-2
+    closer.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    np.testing.assert_array_equal(again.encode(pictures), closer.encode(pictures))
+    np.testing.assert_array_equal(
+        load(tmp_path / "model", fast=True).encode(pictures), closer.encode(pictures, fast=True)
+    )
+    assert "96 x 96 pixels and mirrored" in repr(again)
+    assert "96x96 pixels, RGB and their mirror image; 64x64 in training" in str(again.generate_model_card())
+
+
+def test_models_that_name_no_look_have_one(model: Model, pictures: np.ndarray, tmp_path: Path) -> None:
+    expected = model.encode(pictures)
+    description = model.description()
+    del description["mirror"], description["trained_at"]  # as they were before
+    write_folder(tmp_path / "model", model.state_dict(), description)
+    again = load(tmp_path / "model")
+    assert again.is_fast
+    np.testing.assert_array_equal(again.encode(pictures), expected)
+    np.testing.assert_array_equal(again.encode(pictures, fast=True), expected)
+    assert folder_fingerprint(tmp_path / "model") == folder_fingerprint(tmp_path / "model", fast=True)

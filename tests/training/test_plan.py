@@ -166,3 +166,13 @@ def test_a_real_network_is_timed(pictures: Path, tmp_path: Path) -> None:
     wrong = config.with_settings({"model.trainable_from": "blocks"})
     with pytest.raises(ModelError, match="must be one of stem"):
         plan_run(wrong, 30, tmp_path / "run", {"model.trainable_from": "blocks"}, lambda *_: None)
+
+
+def test_a_closer_look_is_in_the_plan() -> None:
+    work = Work(batch=64, train=1000, validation=300, test=300)
+    once, closer = (choose(replace(fast(4), looks=looks), work, 3600.0) for looks in (1.0, 4.0))
+    assert once.seconds["final validation"] == 0.0
+    assert closer.seconds["threshold"] == pytest.approx(1300 * (0.0005 + 4 * 0.010), rel=1e-6)
+    assert closer.seconds["final validation"] == pytest.approx(600 * (0.0005 + 4 * 0.010), rel=1e-6)
+    assert closer.seconds["evaluation"] - once.seconds["evaluation"] == pytest.approx(600 * 3 * 0.010, rel=1e-6)
+    assert closer.steps <= once.steps

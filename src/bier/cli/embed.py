@@ -11,6 +11,7 @@ from bier.cli.terminal import (
     Backbone,
     Backend,
     Cache,
+    Fast,
     Json,
     MoreImages,
     SkipBroken,
@@ -53,6 +54,7 @@ def embed(
     batch_size: BatchSize = 64,
     workers: Workers = None,
     cache: Cache = None,
+    fast: Fast = False,
     skip_broken: SkipBroken = False,
     ray: RayAddress = None,
     json: Json = False,
@@ -87,7 +89,7 @@ def embed(
         )
     start = time.perf_counter()
     used, listed = model_and_images(model, images, backbone)
-    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "fast": fast}
     options |= {"skip_broken": skip_broken, "backend": backend}
     with progress_bar() as bar:
         from bier.collection import ImageSource, about_model, write_embeddings

@@ -12,6 +12,7 @@ import typer
 from bier.cli.terminal import (
     Backbone,
     Cache,
+    Fast,
     Json,
     Root,
     SkipBroken,
@@ -79,6 +80,7 @@ def evaluate(
     size: Annotated[str | None, typer.Option("--size", metavar="SIZE", help=SIZE_HELP)] = None,
     part: PartName = None,
     cache: Cache = None,
+    fast: Fast = False,
     skip_broken: SkipBroken = False,
     rerank: Rerank = None,
     report: Report = None,
@@ -152,6 +154,7 @@ def evaluate(
                 rerank or [],
                 not no_untrained,
                 results,
+                fast,
             )
         if rank() == 0:
             _show(found, as_json)
@@ -195,6 +198,7 @@ def _measure(
     rerank: Sequence[str],
     with_untrained: bool,
     results: "dict[str, EnsembleResult]",
+    fast: bool,
 ) -> dict[str, Any]:
     """results: those of the runs before, which this one is compared with; its own is added."""
     with progress_bar() as bar:
@@ -207,7 +211,7 @@ def _measure(
         from bier.evaluate.report.verdict import verdict
         from bier.models.model import load
 
-        model = load(run)
+        model = load(run, fast=fast)
         settings, own = data_settings(run, data, root, size)
         dataset = load_data(settings)
         changes = None
@@ -232,10 +236,11 @@ def _measure(
                 done = replace(done, new=new)
         done = replace(done, gone=changes.gone_classes if changes else ())
         if with_untrained and isinstance(run, Path):
-            done = replace(done, untrained=_untrained(bar, run, dataset, options))
-        done = replace(done, measured=replace(done.measured, root=str(root or "")))
+            done = replace(done, untrained=_untrained(bar, run, dataset, {**options, "fast": fast}))
+        look = model.look if fast or not model.is_fast else ""
+        done = replace(done, measured=replace(done.measured, root=str(root or ""), look=look))
         unseen = isinstance(run, Path) and own and part in (None, "test")
-        if isinstance(run, Path) and rank() == 0 and (unseen or not own):
+        if isinstance(run, Path) and rank() == 0 and (unseen or not own) and not fast:
             done = _keep_tested(run, done)
         reranked: dict[str, Any] = {}
         if rerank:

@@ -10,6 +10,7 @@ import typer
 from bier.cli.terminal import (
     Backbone,
     Backend,
+    Fast,
     Json,
     MoreImages,
     SkipBroken,
@@ -26,7 +27,7 @@ from bier.errors import SearchError
 if TYPE_CHECKING:
     from bier.search.sources import Progress, Source
 
-_Arguments: TypeAlias = tuple[str, str | None, str | None, Any, bool]  # what `_source` reads
+_Arguments: TypeAlias = tuple[str, str | None, str | None, Any, bool, bool]  # what `_source` reads
 
 SourcePath = Annotated[
     str,
@@ -66,6 +67,7 @@ def index(
     backend: Backend = "torch",
     rebuild: Rebuild = False,
     prune: Prune = False,
+    fast: Fast = False,
     skip_broken: SkipBroken = False,
     json: Json = False,
 ) -> None:
@@ -75,6 +77,7 @@ def index(
 
     An index that exists at --out is replaced in one step. With --add and --store, images are encoded that are new or
     have changed since (by size, time and content of their files); loading into a store continues where it stopped.
+    A collection remembers with which look it was made (--fast), and queries are encoded with the same.
     Images of the collection's folder keep the ids that they have there, whichever folder inside it is named.
     The password of a database is better given by the variable
     PGPASSWORD or a password file than in the URI.
@@ -101,7 +104,7 @@ def index(
         raise SearchError("--prune removes images from a collection; give --add or --store with it.")
     start = time.perf_counter()
     with progress_bar() as bar:
-        arguments = (source, images, backbone, backend, skip_broken)
+        arguments = (source, images, backbone, backend, fast, skip_broken)
         if out is not None:
             result = _created(out, arguments, follow_steps(bar))
         else:
@@ -171,9 +174,17 @@ def _notes(result: dict[str, Any], prune: bool) -> Iterator[str]:
 
 
 def _source(
-    source: str, images: str | None, backbone: str | None, backend: Any, skip_broken: bool, progress: "Progress"
+    source: str,
+    images: str | None,
+    backbone: str | None,
+    backend: Any,
+    fast: bool,
+    skip_broken: bool,
+    progress: "Progress",
 ) -> "Source":
     if backbone is None and (Path(source).is_file() or source.endswith(".safetensors")):
+        if fast:
+            raise SearchError(f"--fast is for images that are encoded. {source} has vectors; give it to bier embed.")
         from bier.search.sources import StoredSource
 
         return StoredSource.read(Path(source))
@@ -185,4 +196,5 @@ def _source(
             f"{source} must be a file of `bier embed`, a model followed by images, or images with --backbone."
         )
     model, listed = model_and_images(source, images, backbone)
-    return ImageSource(model, list_images(listed), backend=backend, skip_broken=skip_broken, progress=progress)
+    options: dict[str, Any] = {"backend": backend, "fast": fast, "skip_broken": skip_broken}
+    return ImageSource(model, list_images(listed), **options, progress=progress)

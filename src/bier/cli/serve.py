@@ -17,6 +17,7 @@ import typer
 from bier import files
 from bier.cli.terminal import (
     Backbone,
+    Fast,
     Json,
     Root,
     check_place,
@@ -91,6 +92,7 @@ def serve(
     index: IndexFolder = None,
     store: StoreUri = None,
     pictures: Pictures = None,
+    fast: Fast = False,
     host: Host = "127.0.0.1",
     port: Port = PORT,
     allow_host: AllowedHosts = None,
@@ -126,7 +128,7 @@ def serve(
             recorded = run is None and backbone is None and (store or index)  # a collection names its model
             used = None if recorded else model_or_backbone(run, backbone)
             target = _target(used, data, images, index, store)
-            collection = _collection(used, data, root, images, target, follow_steps(bar))
+            collection = _collection(used, data, root, images, target, follow_steps(bar), fast)
         for note in collection.notes:
             say(note)
         app = _application(used, collection, access, target, pictures or [])
@@ -246,18 +248,21 @@ def _collection(
     images: str | None,
     target: str | None,
     progress: "Progress",
+    fast: bool,
 ) -> "Collection":
     """The collection that the options name; without any, the data set that the run was trained on."""
     from bier.collection import data_collection, image_collection
     from bier.evaluate.dataset import data_settings
 
+    if fast and target is not None:
+        raise ConfigError("--fast is for images that are encoded; a collection keeps the look that it was made with.")
     if target is not None:
         return _stored(run, target, progress)
     assert run is not None
     if images is not None:
-        return image_collection(run, images, progress)
+        return image_collection(run, images, progress, fast)
     settings, own = data_settings(run, data, root)
-    return data_collection(run, settings, own, progress)
+    return data_collection(run, settings, own, progress, fast)
 
 
 def _stored(run: "Path | Untrained | None", target: str, progress: "Progress | None" = None) -> "Collection":

@@ -121,6 +121,14 @@ Backend = Annotated[
         "--backend", help="What runs the network; on a CPU onnx and openvino are faster than torch for some networks."
     ),
 ]
+Fast = Annotated[
+    bool,
+    typer.Option(
+        "--fast",
+        help="Look at each picture once, at the resolution of training: several times as fast and less accurate where "
+        "the model does more (docs/training.md).",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

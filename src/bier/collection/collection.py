@@ -437,11 +437,12 @@ def _load_model(store: Store, model: Path | Untrained | None) -> Model:
         raise SearchError("The collection does not say which model computed it. Give it with --model.")
     if isinstance(path, Path) and not path.exists():
         raise SearchError(f"The collection's model must be at {path}. It is no longer there; give it with --model.")
-    if record.get("fingerprint") and about_model(path)["fingerprint"] != record["fingerprint"]:
-        raise SearchError(
-            f"The model {path} must be the one that computed the collection. It has other weights; index again."
-        )
-    return load(path)
+    for fast in (False, True):  # queries are encoded by the look of the collection
+        if record.get("fingerprint", "") in ("", about_model(path, fast)["fingerprint"]):
+            return load(path, fast=fast)
+    raise SearchError(
+        f"The model {path} must be the one that computed the collection. It has other weights; index again."
+    )
 
 
 def _recorded_model(record: Mapping[str, str]) -> Path | Untrained | None:

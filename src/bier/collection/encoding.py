@@ -34,25 +34,30 @@ def model_folder(path: Path) -> Path:
     raise ModelError(f"A model must be a folder with model.json, or a run that has one. Found none at {path}.")
 
 
-def folder_fingerprint(folder: Path) -> str:
+def folder_fingerprint(folder: Path, fast: bool = False) -> str:
     """A checksum of all that decides what a model computes: equal for equal vectors, whatever its metadata say."""
     try:
         description = dict(json.loads(description_file(folder).read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
         raise ModelError(f"The model {str(folder)!r} is damaged: {' '.join(str(error).split())}.") from error
     decisive = {name: description.get(name) for name in (*Description.model_fields, "sha256") if name != "metadata"}
+    mirror, trained_at = decisive.pop("mirror"), decisive.pop("trained_at")  # which older models do not have
+    if fast:
+        decisive["crop"] = trained_at or decisive["crop"]
+    elif mirror:
+        decisive["mirror"] = True
     return files.checksum(json.dumps(decisive, sort_keys=True).encode())
 
 
-def about_model(path: Path | Untrained) -> dict[str, str]:
-    """Where a model is, and a checksum of what it computes.
+def about_model(path: Path | Untrained, fast: bool = False) -> dict[str, str]:
+    """Where a model is, and a checksum of what it computes, or of what it computes by its fast look.
 
     Of an untrained backbone: its name, the file of its weights if it was given, and a digest of these weights.
     """
     if isinstance(path, Untrained):
         file = {} if path.weights is None else {"weights": str(path.weights.resolve())}
-        return {"backbone": path.backbone, **file, "fingerprint": _untrained_fingerprint(path)}
-    return {"path": str(path.resolve()), "fingerprint": folder_fingerprint(model_folder(path))}
+        return {"backbone": path.backbone, **file, "fingerprint": _untrained_fingerprint(path, fast)}
+    return {"path": str(path.resolve()), "fingerprint": folder_fingerprint(model_folder(path), fast)}
 
 
 _untrained_fingerprint = lru_cache(Untrained.fingerprint)  # it builds the network
@@ -87,6 +92,7 @@ class ModelSource(Source):
         batch_size, workers: images per batch, and threads that decode images; None chooses.
         skip_broken: leave out images that cannot be read. Otherwise the first that is found is a DataError.
         backend: what runs the network, see `Model.encode`.
+        fast: one look at each picture, at the resolution of training.
     """
 
     device: ClassVar[str | None] = None  # where the model is loaded; None for that of this process
@@ -100,12 +106,13 @@ class ModelSource(Source):
         workers: int | None = None,
         skip_broken: bool = False,
         backend: Backend = "torch",
+        fast: bool = False,
     ) -> None:
         root = files.name_text(part.root.resolve()) if isinstance(part.root, Path) else part.root
-        self.about: Mapping[str, Any] = {"model": about_model(run), "root": root}
+        self.about: Mapping[str, Any] = {"model": about_model(run, fast), "root": root}
         self.place = Path(os.path.abspath(part.root)) if isinstance(part.root, Path) else None  # noqa: PTH100 - links
         self.by_folder = part.by_folder
-        self.model: Model = load(run, device=self.device)
+        self.model: Model = load(run, device=self.device, fast=fast)
         check_backend(backend, self.model.device)
         self.groups = self.model.groups
         self.skipped: list[Broken] = []  # the images that cannot be read, those that were found so far
@@ -146,7 +153,7 @@ class ImageSource(ModelSource):
     """Images that this process encodes. Those that cannot be read are known from the start.
 
     Args:
-        run, part, batch_size, workers, skip_broken, backend: as in `ModelSource`.
+        run, part, batch_size, workers, skip_broken, backend, fast: as in `ModelSource`.
         cache: a folder for prepared images.
         progress: called with (step, done, total) while images are read.
     """
@@ -160,10 +167,12 @@ class ImageSource(ModelSource):
         workers: int | None = None,
         skip_broken: bool = False,
         backend: Backend = "torch",
+        fast: bool = False,
         cache: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
-        super().__init__(run, part, batch_size=batch_size, workers=workers, skip_broken=skip_broken, backend=backend)
+        options: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "backend": backend, "fast": fast}
+        super().__init__(run, part, skip_broken=skip_broken, **options)
         reading = progress and partial(progress, "reading images")
         if skip_broken:
             readable, self.skipped = part.readable(cache=cache, workers=workers, progress=reading)

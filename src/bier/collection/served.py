@@ -46,7 +46,9 @@ def stored_collection(run: Path | Untrained | None, target: str, progress: Progr
     return collection
 
 
-def image_collection(run: Path | Untrained, images: Path | str, progress: Progress | None = None) -> Collection:
+def image_collection(
+    run: Path | Untrained, images: Path | str, progress: Progress | None = None, fast: bool = False
+) -> Collection:
     """The images of a folder or a table. Broken ones are left out.
 
     They are kept as an index, below RUN/serve or for a plain backbone below `cache_folder`; what is new or has changed
@@ -54,7 +56,7 @@ def image_collection(run: Path | Untrained, images: Path | str, progress: Progre
     """
     about_model(run)  # an error about the model comes first
     place = files.place_of(images)
-    source = ImageSource(run, list_images(place))
+    source = ImageSource(run, list_images(place), fast=fast)
     text = str(place.resolve() if isinstance(place, Path) else place)
     folder: Path | None = _kept_folder(run, Path(place).name, {"folder": text})
     notes: list[str] = []
@@ -97,7 +99,11 @@ def _added(index: Index | None, source: ImageSource, progress: Progress | None) 
 
 
 def data_collection(
-    run: Path | Untrained, settings: DataConfig, own: bool = True, progress: Progress | None = None
+    run: Path | Untrained,
+    settings: DataConfig,
+    own: bool = True,
+    progress: Progress | None = None,
+    fast: bool = False,
 ) -> Collection:
     """The test images of a data set, divided as training divides it, with the recall figures of the report.
 
@@ -115,7 +121,7 @@ def data_collection(
 
     def source_of(one: Part) -> ImageSource:
         cache = Path(settings.cache) if settings.cache else None
-        return ImageSource(run, one, cache=cache, skip_broken=settings.skip_broken, progress=progress)
+        return ImageSource(run, one, fast=fast, cache=cache, skip_broken=settings.skip_broken, progress=progress)
 
     def encoded() -> tuple[Index, ImageSource]:
         source = source_of(part)
@@ -126,7 +132,7 @@ def data_collection(
         made.about["recall"] = recall and {**recall, "on": images}
         return made, source
 
-    return _kept(run, part, settings.name, {"data": settings.name, "root": settings.root}, encoded)
+    return _kept(run, part, settings.name, {"data": settings.name, "root": settings.root}, encoded, fast)
 
 
 def _dataset(run: Path | Untrained, settings: DataConfig) -> Dataset:
@@ -154,16 +160,17 @@ def _kept(
     name: str,
     place: Mapping[str, str],
     encoded: Callable[[], tuple[Index, ImageSource]],
+    fast: bool,
 ) -> Collection:
     """The index of an earlier start if it is of the same images and model; otherwise a new one, which is kept."""
-    key = {**place, "images": fingerprint(about_model(run), part)}
+    key = {**place, "images": fingerprint(about_model(run, fast), part)}
     folder = _kept_folder(run, name, place)
     index = _read_index(folder)
     if index is not None and (index.about.get("source") != key or "recall" not in index.about):
         index = None
     notes: list[str] = []
     if index is not None:
-        model = load(run)
+        model = load(run, fast=fast)
     else:
         index, source = encoded()
         model, notes = source.model, [f"left out: {broken.reason}" for broken in source.skipped]

@@ -49,14 +49,16 @@ class Measured:
     classes: int
     images: int
     root: str = ""
+    look: str = ""  # of the model at a picture
 
     def __str__(self) -> str:
         part = {ALL: "whole", QUERY_GALLERY: QUERY_GALLERY}.get(self.part, f"{self.part} part")
         name = f"{self.data} {self.root}" if self.root else self.data
-        return f"{name}, {part}: {self.images:,} images of {self.classes:,} classes"
+        look = f", each at {self.look}" if self.look else ""
+        return f"{name}, {part}: {self.images:,} images of {self.classes:,} classes{look}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "root" or value}
+        return {name: value for name, value in asdict(self).items() if name not in ("root", "look") or value}
 
 
 class StartingPoint(NamedTuple):
@@ -264,8 +266,11 @@ def assess_untrained(
     part: str | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
+    fast: bool = False,
 ) -> StartingPoint | None:
     """Measure the backbone that a run started from, as `assess` measures the run. Its vectors are kept in the run.
+
+    fast: with one look at each picture, as the run was measured.
 
     None for a network trained from scratch, and for a model without a run's config.toml.
     """
@@ -276,6 +281,7 @@ def assess_untrained(
     model = starting_point(config.model, width, config.train.precision)
     if model is None or (width is not None) != (config.model.backbone == "features"):
         return None
+    model = model.fast() if fast else model
     found = assess(model, dataset, part=part, cache=cache, progress=progress, keep=run / "untrained")
     return StartingPoint(config.model.backbone, found.result)
 
@@ -372,7 +378,7 @@ class _Reader:
     def _digest(self, source: ImageDataset) -> str:
         def about() -> Iterator[bytes]:
             seen = (self.model.backbone.name, self.model.backbone.crop, self.model.precision, source.size)
-            yield f"{seen}".encode()
+            yield f"{seen}{' mirrored' * self.model.mirror}".encode()
             for tensor in self.model.state_dict().values():
                 yield tensor.detach().cpu().float().numpy().tobytes()
 

@@ -29,3 +29,18 @@ REDUCTION: Reduction = "mean"  # the paper writes sums
 HIDDEN = 512
 SCALE_FEATURES = True
 THROUGH_BACKBONE = False
+
+# Encoding. A convolutional network that was trained at 224 pixels tells more at 320; see docs/training.md.
+SIDES = {"efficientnet_lite0": 224, "efficientnet_lite1": 240, "efficientnet_lite2": 260}
+
+
+def encoding_look(backbone: str, resolution: int = 0) -> tuple[int, bool]:
+    """The side at which pictures are encoded, and whether with their mirror image: EfficientNet-Lite at 10/7 of the
+    side of training, a multiple of 32, and with it; (0, False), one look at that of training, for all others.
+
+    resolution: the side of training; 0 for the backbone's own.
+    """
+    if backbone not in SIDES:
+        return 0, False
+    side = resolution or SIDES[backbone]
+    return max(side, 32 * round(side * 10 / 7 / 32)), True

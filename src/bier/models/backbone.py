@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
@@ -194,6 +194,14 @@ class Backbone(nn.Module):
         self.train(training)
         self.resize, self.crop = round(self.resize * crop / self.crop), crop
 
+    def seen_at(self, side: int) -> "Backbone":
+        """This network, with the same weights, for pictures of another side; itself for 0 and its own."""
+        if side in (0, self.crop):
+            return self
+        other = copy(self)
+        other.set_input_size(side)
+        return other
+
     def split(self, stage: str) -> tuple[nn.Module, nn.Module]:
         """(trunk, rest) with rest(trunk(x)) == self(x), sharing this backbone's weights; `rest` begins with `stage`."""
         at = self._position(stage)
@@ -261,10 +269,10 @@ def folded(backbone: Backbone) -> Backbone:
 
     A model of timm may call its parts in another order than it lists them. One random picture tells.
     """
-    copy = deepcopy(backbone).eval()
-    if backbone.folded or not fold_batch_norm(copy):
-        return copy
-    copy.folded = True
+    plain = deepcopy(backbone).eval()
+    if backbone.folded or not fold_batch_norm(plain):
+        return plain
+    plain.folded = True
     picture = torch.randint(0, 256, (2, 3, backbone.crop, backbone.crop), generator=torch.Generator().manual_seed(0))
     picture = picture.to(next(backbone.parameters()).device, torch.uint8)
     was_training = backbone.training
@@ -276,6 +284,6 @@ def folded(backbone: Backbone) -> Backbone:
             f"The features of {backbone.name!r} must be finite. They are not: its training has diverged; "
             "train again with a lower train.learning_rate."
         )
-    if torch.allclose(copy(picture), expected, rtol=1e-2, atol=1e-3 * largest):
-        return copy
+    if torch.allclose(plain(picture), expected, rtol=1e-2, atol=1e-3 * largest):
+        return plain
     return deepcopy(backbone).eval()

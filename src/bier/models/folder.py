@@ -67,6 +67,7 @@ class Description(BaseModel):
     weighting: Weighting
     precision: Precision
     mirror: bool = False
+    trained_at: int = Field(default=0, ge=0, le=_LARGEST_SIDE)  # 0 for `crop`
     metadata: dict[str, Any]
 
     @field_validator("metadata")

@@ -74,13 +74,20 @@ def _facts(description: Mapping[str, Any], settings: str | None) -> list[tuple[s
     counts = f", {split['images']:,} images of {split['classes']:,} classes" if split else ""
     known = {
         "backbone": description["backbone"],
-        "input": f"{description['crop']}x{description['crop']} pixels, RGB" if description["crop"] else "features",
+        "input": _input(description),
         "vector": f"{sum(groups)} dimensions, float32",
         "learners": f"{len(groups)}, of {', '.join(map(str, groups))} dimensions; the first alone are a shorter vector",
         "training data": str(metadata.get("data", "not stated")) + counts,
         "method": str(metadata.get("method", "not stated")),
     }
     return list(known.items())
+
+
+def _input(description: Mapping[str, Any]) -> str:
+    crop, trained_at = description["crop"], description.get("trained_at")
+    mirrored = " and their mirror image" * description.get("mirror", False)
+    trained = f"; {trained_at}x{trained_at} in training" if trained_at not in (None, 0, crop) else ""
+    return f"{crop}x{crop} pixels, RGB{mirrored}{trained}" if crop else "features"
 
 
 def _recall(description: Mapping[str, Any], results: Mapping[str, Any] | None) -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bier import files, system
 from bier.config import ModelConfig
 from bier.errors import BierError, DataError, ModelError
-from bier.method.defaults import WEIGHTING, Weighting
+from bier.method.defaults import WEIGHTING, Weighting, encoding_look
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models import hub
 from bier.models.backbone import Backbone, Scale, autocast, fold_batch_norm, folded, resolve_precision
@@ -40,6 +40,7 @@ class Model(nn.Module, ModelHubMixin):
         precision: `auto` (bfloat16 where the hardware has it), `float32` or `bfloat16`.
         metadata: anything that JSON can hold, kept with the model, such as the data set it was trained on.
         mirror: look at each picture and at its mirror image, and take the mean: better vectors for twice the time.
+        trained_at: the side of the pictures in training, where it is not that of `backbone`; `fast` goes back to it.
 
     Returns:
         float32 (B, d): called with pixels (B, 3, crop, crop) RGB, uint8 or float in 0..255, or with features (B, h) for
@@ -65,6 +66,7 @@ class Model(nn.Module, ModelHubMixin):
         precision: str = "auto",
         metadata: Mapping[str, Any] | None = None,
         mirror: bool = False,
+        trained_at: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(backbone, Backbone):
@@ -85,6 +87,7 @@ class Model(nn.Module, ModelHubMixin):
         self.precision = precision
         self.metadata = dict(metadata or {})
         self.mirror = mirror
+        self.trained_at = trained_at or backbone.crop
         self._ready: tuple[object, nn.Sequential] | None = None
         self._compiled: dict[object, Callable[[Tensor], Tensor]] = {}  # that network in other engines
 
@@ -93,11 +96,10 @@ class Model(nn.Module, ModelHubMixin):
 
     def __repr__(self) -> str:
         learners = f"{len(self.groups)} learner{'s' * (len(self.groups) > 1)} of {', '.join(map(str, self.groups))}"
-        side = f"{self.backbone.crop} x {self.backbone.crop} pixels" if self.backbone.crop else "features"
         trained = f"{self.metadata.get('method', 'no method')} on {self.metadata.get('data', 'data not stated')}"
         threshold = "none" if self.threshold is None else f"{self.threshold:.3f}"
         return (
-            f"Model: {self.backbone.name}, {side}{' and mirrored' * self.mirror}, {self.device}, {self.precision}\n"
+            f"Model: {self.backbone.name}, {self.look}, {self.device}, {self.precision}\n"
             f"  {self.dimension} dimensions: {learners}, weighted by {self.weighting}\n"
             f"  trained: {trained}; similarity from which two images match: {threshold}"
         )
@@ -107,6 +109,29 @@ class Model(nn.Module, ModelHubMixin):
         """The similarity from which two images count as the same, as training has found it; None where it has not."""
         same = self.metadata.get("same")
         return same["prefixes"][-1] if same else None
+
+    @property
+    def look(self) -> str:
+        """How `encode` looks at a picture, in a few words."""
+        if not self.backbone.crop:
+            return "features"
+        return f"{self.backbone.crop} x {self.backbone.crop} pixels{' and mirrored' * self.mirror}"
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether a picture is looked at once, at the resolution of training."""
+        return not self.backbone.crop or (not self.mirror and self.backbone.crop == self.trained_at)
+
+    def fast(self) -> "Model":
+        """This model, with the same weights, looking at a picture once and at the resolution of training."""
+        if self.is_fast:
+            return self
+        model = Model(
+            self.backbone.seen_at(self.trained_at), self.ensemble, self.weighting, self.precision, self.metadata
+        ).train(self.training)
+        self.network()
+        model._ready, model._compiled = self._ready, self._compiled
+        return model
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -148,6 +173,7 @@ class Model(nn.Module, ModelHubMixin):
         progress: bool | Progress | None = ...,
         *,
         backend: Backend = ...,
+        fast: bool = ...,
         convert_to_tensor: Literal[False] = ...,
     ) -> NDArray[np.float32]: ...
 
@@ -161,6 +187,7 @@ class Model(nn.Module, ModelHubMixin):
         progress: bool | Progress | None = ...,
         *,
         backend: Backend = ...,
+        fast: bool = ...,
         convert_to_tensor: Literal[True],
     ) -> Tensor: ...
 
@@ -173,6 +200,7 @@ class Model(nn.Module, ModelHubMixin):
         progress: bool | Progress | None = None,
         *,
         backend: Backend = "torch",
+        fast: bool = False,
         convert_to_tensor: bool = False,
     ) -> NDArray[np.float32] | Tensor:
         """The test-time vectors of images, as `forward` in eval mode gives them for their centre crops.
@@ -189,7 +217,7 @@ class Model(nn.Module, ModelHubMixin):
                 all); all is 0 where their number is not known before the end.
             backend: what runs the network: `torch`, or on a CPU `onnx` (ONNX Runtime) or `openvino`, which are faster
                 for some networks (figures in docs/models.md). The first call compiles it, later ones find it ready.
-
+            fast: one look at the resolution of training, see `fast`; not to be compared with vectors of another look.
             convert_to_tensor: return a tensor on the device of the model.
 
         Returns:
@@ -197,7 +225,8 @@ class Model(nn.Module, ModelHubMixin):
         """
         dimension = sum(self.groups[:learners])
         with _following(progress) as follow:
-            batches = self._raw_batches(images, batch_size, workers, follow, backend)
+            model = self.fast() if fast else self
+            batches = model._raw_batches(images, batch_size, workers, follow, backend)
             vectors = to_array((self.ensemble.vector(z, self.weighting, learners) for z in batches), dimension)
         return torch.from_numpy(vectors).to(self.device) if convert_to_tensor else vectors
 
@@ -245,6 +274,7 @@ class Model(nn.Module, ModelHubMixin):
             "weighting": self.weighting,
             "precision": self.precision,
             "mirror": self.mirror,
+            "trained_at": self.trained_at,
             "metadata": self.metadata,
         }
 
@@ -350,10 +380,12 @@ class Untrained:
         if self.backbone in FROM_SCRATCH:
             raise ModelError(f"The backbone {self.backbone!r} has no pretrained weights; it must be trained first.")
 
-    def fingerprint(self) -> str:
-        """A digest of the name and the weights as they were read."""
-        backbone = build_backbone(self.backbone, weights=self.weights)
-        digest = sha256(f"{self.backbone} {backbone.resize} {backbone.crop}".encode())
+    def fingerprint(self, fast: bool = False) -> str:
+        """A digest of the name, the weights as they were read, and the look."""
+        side, mirror = (0, False) if fast else encoding_look(self.backbone)
+        backbone = build_backbone(self.backbone, weights=self.weights).seen_at(side)
+        look = f"{backbone.resize} {backbone.crop}{' mirrored' * mirror}"
+        digest = sha256(f"{self.backbone} {look}".encode())
         for name, tensor in backbone.state_dict().items():
             digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -370,6 +402,7 @@ def load(
     device: str | torch.device | None = None,
     *,
     backbone: nn.Module | None = None,
+    fast: bool = False,
 ) -> Model:
     """Load a model that `Model.save` or `bier.train` has written. No code from its folder is run.
 
@@ -380,6 +413,7 @@ def load(
         device: by default the GPU of this process, or the CPU where there is none.
         backbone: the network of a model whose backbone is one's own, for its weights to be loaded into: a `Backbone`
             with the same stages, or, where it was saved as a single stage, the module itself.
+        fast: with one look at each picture, at the resolution of training: `Model.fast`.
 
     Returns:
         The model, in eval mode.
@@ -394,6 +428,8 @@ def load(
         >>> bier.load("small-model").encode(np.zeros((2, 60, 40, 3), np.uint8)).shape
         (2, 24)
     """
+    if fast:
+        return load(path, precision, device, backbone=backbone).fast()
     if isinstance(path, Untrained):
         return pretrained(path.backbone, path.weights, precision or "auto", device)
     if isinstance(path, str) and not hub.is_on_hub(path) and not Path(path).exists() and is_backbone(path):
@@ -473,7 +509,8 @@ def _described(known: Description, precision: str | None, own: nn.Module | None 
     if backbone.crop:
         backbone.scale = Scale(known.mean, known.std)
     ensemble = EmbeddingEnsemble(backbone.features, known.groups, bias=known.bias)
-    return Model(backbone, ensemble, known.weighting, precision or known.precision, known.metadata, known.mirror)
+    chosen = precision or known.precision
+    return Model(backbone, ensemble, known.weighting, chosen, known.metadata, known.mirror, known.trained_at)
 
 
 def pretrained(
@@ -483,6 +520,9 @@ def pretrained(
     device: str | torch.device | None = None,
     resolution: int = 0,
     pool: str = "",
+    *,
+    test_resolution: int | None = None,
+    mirror: bool | None = None,
 ) -> Model:
     """A model that has not been trained here: a pretrained backbone with its features normalised.
 
@@ -493,8 +533,10 @@ def pretrained(
         weights: a file of its weights, in place of those that belong to the name.
         precision: `auto`, `float32` or `bfloat16`.
         device: by default the GPU of this process, or the CPU where there is none.
-        resolution: the side of the pictures that the network sees; 0 for the backbone's own.
+        resolution: the side of the pictures that training would show the network; 0 for the backbone's own.
         pool: how maps or tokens become features; empty for the backbone's own way.
+        test_resolution, mirror: the side at which `encode` looks, 0 for `resolution`, and whether with the mirror
+            image; by default as `bier train` would have a run with this backbone do.
 
     Returns:
         The model, in eval mode.
@@ -509,7 +551,10 @@ def pretrained(
     """
     file = Path(weights) if weights is not None else None
     backbone = build_backbone(name, weights=file, resolution=resolution, pool=pool)
-    return _plain_features(backbone, precision).to(system.device(device))
+    side, both = encoding_look(name, resolution)
+    side = side if test_resolution is None else test_resolution
+    both = both if mirror is None else mirror
+    return _plain_features(backbone.seen_at(side), precision, both, backbone.crop).to(system.device(device))
 
 
 def starting_point(settings: ModelConfig, features: int | None = None, precision: str = "auto") -> Model | None:
@@ -527,6 +572,8 @@ def starting_point(settings: ModelConfig, features: int | None = None, precision
         precision,
         resolution=settings.resolution,
         pool=settings.pool,
+        test_resolution=settings.test_resolution,
+        mirror=settings.mirror,
     )
 
 
@@ -535,8 +582,10 @@ def is_pretrained(settings: ModelConfig) -> bool:
     return settings.backbone not in FROM_SCRATCH and (settings.pretrained or bool(settings.weights))
 
 
-def _plain_features(backbone: Backbone, precision: str) -> Model:
+def _plain_features(backbone: Backbone, precision: str, mirror: bool = False, trained_at: int = 0) -> Model:
     ensemble = EmbeddingEnsemble(backbone.features, (backbone.features,))
     with torch.no_grad():
         ensemble.weight.copy_(torch.eye(backbone.features))
-    return Model(folded(backbone), ensemble, precision=precision, metadata={"method": "untrained"}).eval()
+    told = {"method": "untrained"}
+    model = Model(folded(backbone), ensemble, precision=precision, metadata=told, mirror=mirror, trained_at=trained_at)
+    return model.eval()

@@ -12,6 +12,7 @@ from bier.training import methods, resolve
 Kind = Literal["retrieval", "classification", "features"]
 GOOGLENET = "googlenet-bvlc"
 VALIDATION = {"train.validate_by": "recall", "data.validation_classes": 0}  # of trained steps, by R@1, as in the paper
+LOOK = {"model.test_resolution": 0, "model.mirror": False}  # one look at each picture, at the resolution of training
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def settings_of(row: Row, budget: Budget) -> dict[str, Any]:
     if kind == "classification":
         method = {}
     network = budget.networks.get(row.network, {})
-    return {**VALIDATION, **budget.settings[kind], **_groups(row, budget), **method, **network, **row.settings}
+    return {**VALIDATION, **LOOK, **budget.settings[kind], **_groups(row, budget), **method, **network, **row.settings}
 
 
 def _rate(method: Mapping[str, Any], times: float) -> dict[str, float]:

@@ -281,7 +281,7 @@ class _Runner:
 
     def _untrained(self, job: Job, config: Config) -> dict[str, Any]:
         weights = Path(config.model.weights) if config.model.weights else None
-        model = pretrained(config.model.backbone, weights)
+        model = pretrained(config.model.backbone, weights, test_resolution=0, mirror=False)
         return self._measure(job, config, model)
 
     def _trained(self, job: Job, config: Config, observer: Observer) -> dict[str, Any] | None:

@@ -242,7 +242,10 @@ def checked_model(theirs: Mapping[str, Any], ours: Mapping[str, Any], name: str)
     """An error if vectors described by `ours` were computed by another model than those of a collection."""
     first, second = ((about.get("model") or {}).get("fingerprint") for about in (theirs, ours))
     if first != second:
-        raise SearchError(f"{name} must hold vectors of one model. It holds another model's; empty it with --rebuild.")
+        raise SearchError(
+            f"{name} must hold vectors of one model. It holds another model's, or those of "
+            "another look (--fast); empty it with --rebuild."
+        )
 
 
 _SECRETS = re.compile(r"(?i)((?:password|passwd|pwd|token|secret|api[-_]?key)\s*=\s*)('[^']*'|[^&\s#]*)")

@@ -1,6 +1,5 @@
 """The training loop, from top to bottom."""
 
-import signal
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +21,7 @@ from bier.evaluate.dataset import find_same
 from bier.method import equations
 from bier.models.model import Model, is_pretrained
 from bier.runs import Run, step_of
+from bier.system import stop_requests
 from bier.training import checkpoints, choice
 from bier.training.checkpoints import Checkpoint
 from bier.training.objective import FirstBroken, Objective, ObjectiveParts
@@ -548,9 +548,32 @@ def _save_best(run: Run, setup: TrainingSetup, average: WeightAverage, state: Tr
         summary["choice"] = chosen
     model = setup.untrained_model(summary) if state.best_step == 0 else setup.model(summary)
     checkpoints.save_model(run, model, setup.objective.metric)
+    searches = setup.dataset.protocol != "accuracy"
+    if setup.validation is not None and searches and not model.is_fast and state.done(setup.config.train):
+        model = _measured_as_encoded(model, setup, setup.validation, state)
+        checkpoints.save_model(run, model, setup.objective.metric)
     if same:
         model.metadata["same"] = _match_threshold(model, setup)
         checkpoints.save_model(run, model, setup.objective.metric)
+
+
+def _measured_as_encoded(model: Model, setup: TrainingSetup, validation: Validation, state: TrainerState) -> Model:
+    """The model with its final figures, of pictures as it encodes them. Steps were compared by a quicker look: where
+    the untrained backbone is better by these, it is the model."""
+    try:
+        scores = validation.measure_encoded(model)
+        if state.untrained:
+            plain = setup.untrained_model({})
+            untrained = validation.measure_encoded(plain) if state.best_step else scores
+            if (untrained.map_at_r or 0.0) > (scores.map_at_r or 0.0):
+                model, scores, state.best_step = plain, untrained, 0
+            state.untrained = untrained.named()
+    except DataError as error:
+        warnings.warn(f"The figures of the model are those of training's own look at pictures. {error}", stacklevel=2)
+        return model
+    state.best = scores.named()
+    model.metadata |= state.summary()
+    return model
 
 
 def _match_threshold(model: Model, setup: TrainingSetup) -> dict[str, Any] | None:
@@ -560,29 +583,3 @@ def _match_threshold(model: Model, setup: TrainingSetup) -> dict[str, Any] | Non
     except DataError as error:
         warnings.warn(f"The model has no match threshold. {error}", stacklevel=2)
         return None
-
-
-SAME_REQUEST = 1.0  # seconds; torchrun forwards a Ctrl-C that its processes have also received from the terminal
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[float]]:
-    """A list to which Ctrl-C and SIGTERM append their time. A second one, later, stops the process at once."""
-    requests: list[float] = []
-
-    def request(_: int, __: Any) -> None:
-        now = time.monotonic()
-        if requests and now - requests[0] > SAME_REQUEST:
-            raise KeyboardInterrupt
-        requests.append(now)
-
-    try:
-        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread, where signals cannot be caught
-        yield requests
-        return
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,6 +5,7 @@ from typing import Any
 
 from bier.config import Config
 from bier.errors import ConfigError, did_you_mean
+from bier.method.defaults import encoding_look
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
     # one plain embedding
@@ -104,4 +105,14 @@ def resolve(method: str, data: str, settings: Mapping[str, Any] | None = None) -
     layers = {**suited(method, data), "method": method, **(settings or {})}
     if "data.validation" in (settings or {}) and "data.validation_classes" not in (settings or {}):
         layers["data.validation_classes"] = 0  # a share that was asked for is taken as it is
-    return Config().with_settings(layers)
+    config = Config().with_settings(layers)
+    return config.with_settings({key: value for key, value in _look(config).items() if key not in layers})
+
+
+def _look(config: Config) -> dict[str, Any]:
+    """How pictures are encoded where the settings do not say so, with pretrained backbones that gain from it."""
+    started = config.model.pretrained or config.model.weights
+    if config.data.name in ("glyphs", "cifar10", "features") or not started:
+        return {}
+    side, mirror = encoding_look(config.model.backbone, config.model.resolution)
+    return {"model.test_resolution": side, "model.mirror": mirror and config.data.augment != "shift"}

@@ -66,6 +66,7 @@ class Timings:
     decode: float  # read and augment
     head: float  # per step: the embedding layer, the losses and the optimizer
     map_bytes: tuple[int, ...]  # of what enters the stage, in bfloat16
+    looks: float = 1.0  # what encoding a picture takes, in passes at the resolution of training
 
 
 @dataclass(frozen=True)
@@ -178,12 +179,14 @@ def _plan(
         return None
     cost = _costs(timings, work, cut, views, only_embedding)
     one = work.validation * cost.embedding + work.validation**2 * work.features / PAIRS
-    evaluation = REPORT + 2 * work.test * cost.whole + 3 * work.test**2 * work.features / PAIRS
+    evaluation = REPORT + 2 * work.test * cost.encoding + 3 * work.test**2 * work.features / PAIRS
     evaluated = evaluate and evaluation <= EVALUATION_SHARE * seconds
     parts = {
         "start": STARTING + work.start * cost.embedding + (SOLVING if work.solved else 0.0),
         "maps": cost.maps,
-        "threshold": min(2 * SAME_IMAGES, work.train + work.validation) * cost.whole,  # that `find_same` embeds
+        "threshold": min(2 * SAME_IMAGES, work.train + work.validation) * cost.encoding,  # that `find_same` embeds
+        # the model and the untrained backbone, as they encode
+        "final validation": 2 * work.validation * cost.encoding if timings.looks > 1 else 0.0,
         "evaluation": evaluation if evaluated else 0.0,
     }
     left = MARGIN * seconds - sum(parts.values())
@@ -214,27 +217,28 @@ def _plan(
 
 
 class _Costs(NamedTuple):
-    """Seconds: of all cached maps, of a training step, of embedding an image in training, and from its file."""
+    """Seconds: of all cached maps, of a training step, of embedding an image in training, and of encoding one."""
 
     maps: float
     step: float
     embedding: float
-    whole: float
+    encoding: float
 
 
 def _costs(timings: Timings, work: Work, cut: int, views: int, only_embedding: bool) -> _Costs:
     """The costs of a run whose stages before `cut` are frozen, on `views` cached maps of each image or on none."""
     frozen, rest = sum(timings.forward[:cut]), sum(timings.forward[cut:])
     trained = rest if only_embedding else sum(timings.training[cut:])
-    whole = timings.decode + frozen + rest
+    encoding = timings.decode + timings.looks * (frozen + rest)
     if not views:
-        return _Costs(0.0, work.batch * (timings.decode + frozen + trained) + timings.head, whole, whole)
+        whole = timings.decode + frozen + rest
+        return _Costs(0.0, work.batch * (timings.decode + frozen + trained) + timings.head, whole, encoding)
     stored = timings.map_bytes[cut]
     return _Costs(
         (views * work.train + work.validation) * (timings.decode + frozen + stored / WRITING),
         work.batch * (trained + stored / READING) + timings.head,
         rest + stored / READING,
-        whole,
+        encoding,
     )
 
 
@@ -328,6 +332,7 @@ def time_network(config: Config, dataset: Dataset, progress: Callable[[str, int,
         decode / (1 if config.data.workers == 0 else usable_cores()),
         _head(config, backbone, len(part.classes)),
         tuple(passes[0][2]),
+        (1 + config.model.mirror) * ((config.model.test_resolution or backbone.crop) / backbone.crop) ** 2,
     )
 
 

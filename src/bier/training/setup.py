@@ -75,6 +75,8 @@ class Validation:
     weighting: Weighting
     count: int
     by_map: bool
+    part: Part  # the same images
+    progress: Preparing
 
     @property
     def distractors(self) -> int:
@@ -99,6 +101,12 @@ class Validation:
         """The plain normalised features, before the first step."""
         features = self._run(objective, lambda inputs: objective.features(inputs.to(objective.ensemble.weight.device)))
         return self._scores(unit_rows(features.cpu()), torch.from_numpy(self.labels))
+
+    def measure_encoded(self, model: Model) -> Scores:
+        """A finished model, as it encodes pictures; training looks at them once and at its own resolution."""
+        follow = partial(self.progress, f"validation of the {model.metadata['method']} model")
+        z = torch.from_numpy(model.embed_raw(inputs_for(self.part, model.backbone), VALIDATION_BATCH, progress=follow))
+        return self._scores(model.ensemble.vector(z, model.weighting), torch.from_numpy(self.labels))
 
     def _run(self, objective: Objective, network: Callable[[Tensor], Tensor]) -> Tensor:
         objective.eval()
@@ -144,8 +152,16 @@ class TrainingSetup:
         """
         config = self.config
         metadata = {"data": config.data.name, "method": config.method, "seed": config.seed, **(found or {})}
-        backbone = merged(self.backbone)
-        return Model(backbone, self.objective.ensemble, config.model.weighting, config.train.precision, metadata)
+        backbone, settings = merged(self.backbone), config.model
+        return Model(
+            backbone.seen_at(settings.test_resolution),
+            self.objective.ensemble,
+            settings.weighting,
+            config.train.precision,
+            metadata,
+            settings.mirror,
+            backbone.crop,
+        )
 
     def untrained_model(self, found: Mapping[str, Any]) -> Model:
         """The backbone that the run has started from, with its features normalised."""
@@ -271,6 +287,7 @@ def backbone_for(config: Config, part: Part) -> Backbone:
         resolution=settings.resolution,
         pool=settings.pool,
     )
+    backbone.seen_at(settings.test_resolution)  # an error where it cannot look at such pictures, before it is trained
     if backbone.body.frozen_norm:
         backbone = folded(backbone)  # statistics that never change are part of the convolution, and cheaper there
     if settings.trainable_from == EMBEDDING_ONLY:
@@ -341,7 +358,7 @@ def _validation(
     others = distractors_of(dataset) if by_map else np.empty(0, np.int64)
     everything = _with_distractors(part, dataset["train"].select(others)) if len(others) else part
     _, inputs = network_and_inputs(config, backbone, everything, run, progress, training=False)
-    return Validation(inputs, everything.labels, config.model.weighting, len(part), by_map)
+    return Validation(inputs, everything.labels, config.model.weighting, len(part), by_map, everything, progress)
 
 
 def with_fewer_validated(dataset: Dataset) -> Dataset:
