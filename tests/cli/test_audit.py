@@ -114,9 +114,9 @@ def _holds_one(photos: Path, seed: int) -> Iterator[bool]:
     ("arguments", "message"),
     [
         (("--data", "folder", "--root", "/nowhere"), "/nowhere"),
-        (("--out", __file__), "which is a file"),
-        (("--backbone", "conv4"), "'conv4' has no pretrained weights"),
-        (("--backbone", "efficientnet_lite9"), "Did you mean"),
+        (("--data", "glyphs", "--out", __file__), "which is a file"),
+        (("--data", "glyphs", "--backbone", "conv4"), "'conv4' has no pretrained weights"),
+        (("--data", "glyphs", "--backbone", "efficientnet_lite9"), "Did you mean"),
     ],
 )
 def test_bad_input(cli: Cli, arguments: tuple[str, ...], message: str) -> None:

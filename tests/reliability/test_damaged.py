@@ -23,10 +23,9 @@ from bier.errors import BierError
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
-from bier.runs import Run
 from bier.search import Index, embeddings, read_embeddings
 from bier.training import resolve
-from bier.training.checkpoints import read_checkpoint, write_config
+from bier.training.checkpoints import read_checkpoint
 
 HowMany = Callable[[int, int], int]
 VECTORS = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
@@ -245,12 +244,6 @@ def test_drawn_characters_of_the_server(tally: Any, how_many: HowMany, tmp_path:
         return digest(part.images, part.labels) + repr(part.classes).encode()
 
     attack(tally, "damaged drawn characters", tmp_path / "run", answer, how_many, few=100, redone=True)
-
-
-def test_configs_of_runs(tally: Any, how_many: HowMany, tmp_path: Path) -> None:
-    file = tmp_path / "run" / "config.toml"
-    write_config(Run(file.parent), Config().with_settings({"seed": 7, "train.learning_rate": 3e-5}), {"seed": 7})
-    attack(tally, "damaged configs", file.parent, lambda: repr(Config.from_toml(file)).encode(), how_many, few=100)
 
 
 def test_embeddings_without_a_checksum_are_read_with_the_json_beside_them(tmp_path: Path) -> None:

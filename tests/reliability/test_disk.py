@@ -28,6 +28,7 @@ from bier.collection import ImageSource
 from bier.data import list_images
 from bier.errors import BierError
 from bier.files import checksum
+from bier.folders import RECORD
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
@@ -307,7 +308,7 @@ def outcome(case: Case, older: object, newer: object, done: tuple[int, str, str]
     except (BierError, OSError) as error:
         return False, True, f"{said} {error!r}"
     lost = found != newer if code == 0 else found not in (older, newer)
-    left = [path.name for path in case.folder.rglob(".*") if path.name != "lock"]
+    left = [path.name for path in case.folder.rglob(".*") if path.name not in ("lock", RECORD)]
     return (one_line or code == 0) and not left, lost, f"exit code {code}: {said} left: {left}"
 
 
