@@ -577,10 +577,18 @@ def name_text(name: str | os.PathLike[str]) -> str:
 
 
 def file_named(path: Path) -> Path:
-    """The file whose name `name_text` wrote: the path itself if it exists, else with those bytes."""
+    """The file whose name `name_text` wrote: each part of the path as it is if that exists, else with those bytes."""
     if "\\x" not in str(path) or path.exists():
         return path
-    return Path(_WRITTEN_BYTES.sub(lambda found: chr(0xDC00 + int(found[1], 16)), str(path)))
+    place = Path()
+    for name in path.parts:
+        literal = place / name
+        place = literal if literal.exists() else place / _WRITTEN_BYTES.sub(_written_byte, name)
+    return place
+
+
+def _written_byte(match: re.Match[str]) -> str:
+    return chr(0xDC00 + int(match[1], 16))
 
 
 def printable(name: str | os.PathLike[str]) -> str:

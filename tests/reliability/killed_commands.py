@@ -31,6 +31,7 @@ import bier.cli
 from bier.collection import Collection
 from bier.errors import BierError
 from bier.files import checksum
+from bier.folders import RECORD
 from bier.method.ensemble import EmbeddingEnsemble
 from bier.models.backbones import build_backbone
 from bier.models.model import Model
@@ -106,7 +107,8 @@ class MakeIndex(Command):
     def content(self, folder: Path) -> Content:
         index = Collection.open(folder / "index").store
         data = folder / "index" / json.loads((folder / "index" / "manifest.json").read_text())["data"]
-        return {file.name: checksum(file) for file in data.iterdir()} | {"rows": str(len(index))}
+        files = (file for file in data.iterdir() if file.name != "bier-index.json")  # it names its folder
+        return {file.name: checksum(file) for file in files} | {"rows": str(len(index))}
 
 
 class Paper(Command):
@@ -212,7 +214,8 @@ def attacked(command: Command, folder: Path, kills: int, draw: random.Random) ->
         except BierError as error:
             kept, note = False, str(error)
         survived = process.exitcode in (0, -signal.SIGKILL)
-        left = [path.name for path in place.rglob(".*") if ended and not path.name.startswith(".lock")]
+        ours = (".lock", RECORD)
+        left = [path.name for path in place.rglob(".*") if ended and not path.name.startswith(ours)]
         if left:
             survived, note = False, f"left: {left}"
         cases.append((survived, not kept, note or ("" if survived else log.read_text()[-500:])))

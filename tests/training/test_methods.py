@@ -29,6 +29,12 @@ def test_the_five_methods() -> None:
 def test_a_method_is_the_data_sets_config_with_its_own_values(method: str, data: str) -> None:
     together = BOTH.get((data, method), {})
     by_hand = {**SUITED.get(data, {}), **METHODS[method], **together, "method": method, "data.name": data}
+    if data in (
+        "folder",
+        "cub",
+        "vehicleid",
+    ):  # pictures for a pretrained network
+        by_hand |= {"model.test_resolution": 320, "model.mirror": True}
     assert resolve(method, data) == Config().with_settings(by_hand)
 
 
