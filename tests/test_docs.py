@@ -27,7 +27,7 @@ def test_the_site_builds_strictly_with_every_command_and_name(tmp_path: Path) ->
         assert f'id="{home}.{name}"' in python
     commands = (tmp_path / "commands.html").read_text(encoding="utf-8")
     for one in app.registered_commands:
-        assert f'id="bier-{one.callback.__name__}"' in commands
+        assert f'id="bier-{one.name or one.callback.__name__}"' in commands
     assert "bier train --resume runs/shop" in commands
     assert "[bold]" not in commands
     method = (tmp_path / "method.html").read_text(encoding="utf-8")

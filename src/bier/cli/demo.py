@@ -111,8 +111,9 @@ def _train(bar: "Progress", config: "Config", run: Path) -> float | None:
     from bier.training.checkpoints import check_same_config
 
     exists = Run(run).exists
-    if (Run(run).model() / "model.json").is_file() and exists:
+    if exists:
         check_same_config(Run(run), config)
+    if exists and (Run(run).model() / "model.json").is_file() and Run(run).config.train.steps == config.train.steps:
         say(f"{run} is already trained; remove it to train it again.")
         return None
     watcher = ProgressObserver(bar, config, label=run.name)
