@@ -205,6 +205,15 @@ while True:
 """
 
 
+def test_a_save_that_was_killed_at_its_mark_is_cleared_away(tmp_path: Path) -> None:
+    make()[0].save(tmp_path / "index")
+    left = tmp_path / "index" / "data-0123abcd"
+    left.mkdir()
+    (left / "bier-index.json").write_text('{"for')
+    make()[0].save(tmp_path / "index")
+    assert not left.exists()
+
+
 def test_a_killed_save_leaves_a_whole_index(tmp_path: Path) -> None:
     """Kill a process that saves over and over; whatever is there opens, checksums and all."""
     folder = tmp_path / "index"

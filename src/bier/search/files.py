@@ -282,7 +282,7 @@ def _old_data(folder: Path) -> list[Path]:
 def _is_marked(data: Path) -> bool:
     """Whether a save has made this folder under this name, or was killed before it wrote anything into it."""
     try:
-        if not any(data.iterdir()):
+        if {file.name for file in data.iterdir()} <= {_MARK}:  # which may be half written
             return True
         return bool(_read_json(data / _MARK)["data"] == data.name)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
