@@ -15,7 +15,7 @@ from bier.models.model import Model, starting_point
 from bier.paper.budgets import BUDGETS, config_of
 from bier.paper.experiments import DATASETS
 from bier.training import resolve
-from bier.training.setup import load_data
+from bier.training.setup import Scores, Validation, load_data
 
 Cli = Callable[..., tuple[int, str, str]]
 ONE_LOOK = (0, False)
@@ -107,3 +107,25 @@ def test_the_model_and_its_figures_are_of_the_closer_look(cli: Cli, photos: Path
             expected = bier.recall_at_k(vectors, test.labels, [1])[1]
             assert found["recall"][name]["1"] == pytest.approx(expected, abs=1e-3)
     assert (run / "model" / "model.json").read_bytes() == before
+
+
+def test_the_untrained_backbone_is_kept_where_it_is_better_as_encoded(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = {"loss": "binomial-deviance", "why": "few classes"}
+
+    def measured(_: Validation, model: Model) -> Scores:
+        if model.metadata["method"] == "untrained":
+            return Scores(90.0, 80.0)
+        model.metadata["choice"] = choice  # as a run has it that was to choose its loss
+        return Scores(95.0, 70.0)
+
+    monkeypatch.setattr(Validation, "measure_encoded", measured)
+    monkeypatch.setattr(Validation, "measure_untrained", lambda *_: Scores(0.0, 0.0))  # by training's look it is worse
+    settings = {"data.root": str(photos), "data.workers": 0, "model.resolution": 64, "model.embedding": 12}
+    settings |= {"train.steps": 1, "train.batch_classes": 2, "train.batch_images": 2, "data.validation_classes": 3}
+    result = bier.train(resolve("baseline", "folder", settings), tmp_path / "run", same=False)
+    assert (result.best_step, result.best, result.untrained) == (0, Scores(90.0, 80.0), Scores(90.0, 80.0))
+    kept = bier.load(tmp_path / "run").metadata
+    assert (kept["method"], kept["choice"]) == ("untrained", choice)
+    assert kept["validation"] == {"step": 0, "recall": 90.0, "map": 80.0}

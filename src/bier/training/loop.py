@@ -563,7 +563,7 @@ def _measured_as_encoded(model: Model, setup: TrainingSetup, validation: Validat
     try:
         scores = validation.measure_encoded(model)
         if state.untrained:
-            plain = setup.untrained_model({})
+            plain = setup.untrained_model({key: model.metadata[key] for key in ("choice",) if key in model.metadata})
             untrained = validation.measure_encoded(plain) if state.best_step else scores
             if (untrained.map_at_r or 0.0) > (scores.map_at_r or 0.0):
                 model, scores, state.best_step = plain, untrained, 0
