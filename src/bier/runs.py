@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bier import files
 from bier.config import Config, read_config
-from bier.errors import DataError, TrainingError
+from bier.errors import ConfigError, DataError, TrainingError
 
 MAPS = "trunk"  # folders of cached maps of frozen stages are called trunk-DIGEST
 
@@ -54,6 +54,11 @@ class Run:
     @property
     def exists(self) -> bool:
         return self.config_file.is_file()
+
+    def check_absent(self) -> None:
+        """A ConfigError where the folder holds a run."""
+        if self.exists:
+            raise ConfigError(f"{self} already holds a run. Resume it with --resume {self}, or choose another --out.")
 
     def model(self, step: int | None = None) -> Path:
         """The folder of the model that was kept, or of the snapshot of a step."""

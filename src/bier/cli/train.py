@@ -152,9 +152,8 @@ def train(
         }
         resolved = resolve(method, data, {**named, **chosen})
     check_name(resolved.data.name)
-    if resume is None and out is not None and "TORCHELASTIC_RUN_ID" not in os.environ and Run(out).exists:
-        # As `check_new` says later, before torch is imported; torchrun may start the run again.
-        raise ConfigError(f"{out} already holds a run. Resume it with --resume {out}, or choose another --out.")
+    if resume is None and out is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        Run(out).check_absent()  # before torch is imported; torchrun may start the run again
     _check_minutes(minutes, chosen)
     with progress_bar() as bar, _warnings_as_lines():
         watcher = ProgressObserver(bar, resolved)

@@ -133,8 +133,7 @@ def _torchrun_job() -> str | None:
 
 def check_new(run: Run) -> None:
     """A ConfigError unless the folder is new or empty, or holds what a start of ours left before its config.toml."""
-    if run.exists:
-        raise ConfigError(f"{run} already holds a run. Resume it with --resume {run}, or choose another --out.")
+    run.check_absent()
     if run.path.exists() and not run.path.is_dir():
         raise ConfigError(f"The folder of a run must be a folder. Got {run}, which is a file.")
     names = {file.name for file in run.path.iterdir()} if run.path.is_dir() else set()
